@@ -1,4 +1,4 @@
-"""Small random checkpoints of transformers, and pictures of a few colors."""
+"""Small random transformers checkpoints and pictures in a few colors."""
 
 import numpy as np
 import pytest
@@ -14,19 +14,19 @@ COLORS = {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
 
 @pytest.fixture(scope="session")
 def make_encoder(tmp_path_factory):
-    """The encoder of a family's small random checkpoint, with other weights for another seed."""
-    made = {}
+    """Return a function that builds and caches a small random encoder by family and seed."""
+    encoders = {}
 
     def make(family, seed=0):
-        if (family, seed) not in made:
+        if (family, seed) not in encoders:
             folder = tmp_path_factory.mktemp("tuning") / family
             with quiet(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 model, processor = MAKERS[family]()
                 model.save_pretrained(folder)
                 processor.save_pretrained(folder)
-            made[family, seed] = load_model(folder, "cpu")
-        return made[family, seed]
+            encoders[family, seed] = load_model(folder, "cpu")
+        return encoders[family, seed]
 
     return make
 
@@ -38,7 +38,7 @@ def encoder(request, make_encoder):
 
 @pytest.fixture(scope="session")
 def shots():
-    """Two pictures of each of three colors."""
+    """Two pictures in each of three colors."""
     labels = np.arange(6) % 3
     noise = np.random.default_rng(0).integers(0, 30, (6, 40, 36, 3))
     pictures = [(np.array(list(COLORS.values())[label]) + noise[i]).astype(np.uint8) for i, label in enumerate(labels)]

@@ -21,7 +21,7 @@ ESTIMATORS = [
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
 class TestEveryClassifier:
-    def test_refuses_a_row_of_zeros_and_names_it(self, estimator):
+    def test_rejects_a_row_of_zeros_by_number(self, estimator):
         broken = GOOD.copy()
         broken[3] = 0
         with pytest.raises(ValueError, match="row 3"):
@@ -29,23 +29,23 @@ class TestEveryClassifier:
         with pytest.raises(ValueError, match="row 0"):
             estimator.fit(GOOD, LABELS).predict(np.zeros((1, 4)))
 
-    def test_normalizes_what_is_not_unit_norm_and_says_so_once(self, estimator):
+    def test_normalizes_other_rows_and_warns_once(self, estimator):
         with pytest.warns(UserWarning, match="not unit-norm") as caught:
             estimator.fit(GOOD * 3, LABELS)
         assert len(caught) == 1
-        loud = estimator.scores(GOOD)
+        with_warning = estimator.scores(GOOD)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            np.testing.assert_allclose(estimator.fit(GOOD, LABELS).scores(GOOD), loud, atol=1e-6)
+            np.testing.assert_allclose(estimator.fit(GOOD, LABELS).scores(GOOD), with_warning, atol=1e-6)
 
 
 @pytest.mark.parametrize("texts", [np.eye(4), np.eye(3), np.eye(4)[:2]])
-def test_class_texts_that_do_not_fit_are_named_with_both_shapes(texts):
+def test_class_texts_of_the_wrong_shape_are_rejected(texts):
     with pytest.raises(ValueError):
         classifiers.TipAdapter(text_features=texts).fit(GOOD, LABELS)
 
 
-def test_a_probe_that_is_sure_of_two_classes_has_finite_scores():
+def test_a_probe_on_separable_classes_has_finite_scores():
     angles = np.array([0, 0.1, 0.499, 0.501, 1.4, 1.5])  # a narrow margin, and examples far from it
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     probe = classifiers.LinearProbe(strengths=(1e9,), max_iter=5000).fit(rows, [0, 0, 0, 1, 1, 1])
@@ -54,7 +54,7 @@ def test_a_probe_that_is_sure_of_two_classes_has_finite_scores():
 
 
 @pytest.mark.filterwarnings("ignore:embeddings are not unit-norm")
-def test_an_opened_classifier_compares_directions_whatever_the_length_and_the_dtype():
+def test_a_loaded_classifier_ignores_vector_length_and_dtype():
     support = Support(GOOD.astype(np.float32), LABELS, ("",) * 6, tuple("abcdef"))
     classifier = Classifier(
         ("a", "b", "c"), {}, np.eye(3, 4, dtype=np.float32), support, ClassifierModel("", "", 100.0)

@@ -1,4 +1,4 @@
-"""The choice of method, and none of these, by simulation."""
+"""Simulations of method choice, held-out accuracy and the rule for unknown classes."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):
     return unit(rows), labels, texts
 
 
-def test_the_choice_is_the_best_held_out_accuracy():
+def test_the_method_with_the_best_held_out_accuracy_is_chosen():
     for spread in (0.5, 1.2, 2.5):
         support, labels, texts = blobs(8, spread=spread)
         method, estimator, accuracies = choose_method(CANDIDATES, texts, 100.0, support, labels)
@@ -26,7 +26,7 @@ def test_the_choice_is_the_best_held_out_accuracy():
 
 
 @pytest.mark.parametrize(("good", "chosen"), [(True, "proker"), (False, "prototype")])
-def test_at_one_shot_names_count_only_if_they_agree_with_the_examples(good, chosen):
+def test_one_shot_uses_class_names_only_if_they_agree_with_the_examples(good, chosen):
     support, labels, texts = blobs(1, classes=12, width=64)
     if not good:
         texts = texts[np.roll(np.arange(12), 1)]
@@ -38,37 +38,37 @@ def test_at_one_shot_names_count_only_if_they_agree_with_the_examples(good, chos
 
 
 @pytest.mark.parametrize("shots", [4, 16])
-def test_the_nested_accuracy_is_that_of_fresh_pictures(shots):
-    """In a world that is hard enough, choosing settings and measuring on the same examples is too high."""
-    told, true, optimistic, inside = [], [], [], []
+def test_nested_accuracy_matches_that_on_new_pictures(shots):
+    """On hard data, the accuracy on the examples used to choose the settings is too high."""
+    nested, actual, optimistic, covered = [], [], [], []
     for seed in range(10):
         support, labels, texts = blobs(shots, classes=8, width=64, seed=seed, spread=2.5)
 
         def learn(rows, own, texts=texts):
             return choose_method(CANDIDATES, texts, 100.0, rows, own)[1]
 
-        found = held_out_check(learn, support, labels)
+        check = held_out_check(learn, support, labels)
         fresh, own, _ = blobs(60, classes=8, width=64, seed=1000 + seed, spread=2.5)
         estimator = learn(support, labels)
-        true.append((estimator.predict(fresh) == own).mean())
-        told.append(found.accuracy)
+        actual.append((estimator.predict(fresh) == own).mean())
+        nested.append(check.accuracy)
         optimistic.append(estimator.loo_accuracy_)
-        inside.append(found.low <= true[-1] <= found.high)
-        assert found.examples == 8 * shots
-    assert abs(np.mean(told) - np.mean(true)) < 0.04
-    assert np.mean(inside) >= 0.8
-    assert np.mean(optimistic) > np.mean(told)
+        covered.append(check.low <= actual[-1] <= check.high)
+        assert check.examples == 8 * shots
+    assert abs(np.mean(nested) - np.mean(actual)) < 0.04
+    assert np.mean(covered) >= 0.8
+    assert np.mean(optimistic) > np.mean(nested)
 
 
-def test_names_alone_are_as_sure_as_the_model():
+def test_names_alone_give_the_softmax_of_the_model():
     _, _, texts = blobs(1)
     logits = 7.0 * texts @ texts.T
     expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     np.testing.assert_allclose(by_names(texts, 7.0).predict_proba(texts), expected, rtol=1e-5)
 
 
-def test_none_of_these_is_wrong_as_often_as_it_says():
-    """Rejected pictures of the classes, and accepted pictures of classes that are not among them."""
+def test_the_unknown_rule_errs_as_often_as_estimated():
+    """Its errors are rejected pictures of known classes and accepted pictures of unknown ones."""
     errors = []
     for seed in range(10):
         rows, labels, _ = blobs(12, classes=12, seed=seed, spread=0.8)
@@ -81,7 +81,7 @@ def test_none_of_these_is_wrong_as_often_as_it_says():
     assert np.mean(errors, axis=0)[2] < 0.6
 
 
-def test_the_rule_against_a_loop():
+def test_the_unknown_rule_matches_a_loop():
     rows, labels, _ = blobs(15, seed=2)
     rows, labels = rows[:-14], labels[:-14]  # the last class has one example
     known, others = [], []
@@ -98,10 +98,10 @@ def test_the_rule_against_a_loop():
     assert rule.rejected == pytest.approx(2 / 47)
     assert unknown_rule(rows[:9], labels[:9]).rejected is None
     rows, labels, _ = blobs(3, seed=2)
-    assert unknown_rule(rows[:-2], labels[:-2]).accepted is None, "nine examples that can be held out"
+    assert unknown_rule(rows[:-2], labels[:-2]).accepted is None, "only nine examples can be held out"
 
 
-def test_the_interval_is_wilsons_and_reaches_as_high_as_more_examples_may_lift_it():
+def test_the_wilson_interval_allows_for_gains_from_the_examples_held_out():
     low, high = accuracy_interval(0.8, 50)
     z = INTERVAL_WIDTH * 1.959964
     for end in (low, high):  # the ends solve |p - share| = z sqrt(p (1 - p) / n)

@@ -45,11 +45,11 @@ def run(folders, **options):
 
 
 @pytest.mark.parametrize("method", ["best", "zero-shot", "prototype", "tip-adapter-cv", "proker"])
-def test_images_get_the_class_of_the_examples_they_look_like(folders, method):
-    found = run(folders, method=method)
-    assert found.class_names == ("blue", "green", "red")
-    assert len(found.predictions) == 12
-    for item in found.predictions:
+def test_images_get_the_class_of_similar_examples(folders, method):
+    result = run(folders, method=method)
+    assert result.class_names == ("blue", "green", "red")
+    assert len(result.predictions) == 12
+    for item in result.predictions:
         assert item.file.name.startswith(item.label)
         assert item.nearest[0].label == item.label
         assert item.nearest[0].similarity >= item.nearest[1].similarity >= item.nearest[2].similarity
@@ -70,36 +70,36 @@ def test_pictures_are_classified_in_blocks(folders, monkeypatch):
     assert sizes == [5, 5, 2]
 
 
-def test_examples_are_folders_or_files_in_any_usual_form(folders):
+def test_examples_can_be_a_folder_or_a_dict_of_files(folders):
     wanted = teach(folders)
     red, green, blue = (folders / "support" / name for name in ("red", "green", "blue"))
-    for given in (
+    for examples in (
         str(folders / "support"),
         folders / "support",
         {"red": str(red), "green": green, "blue": [str(file) for file in sorted(blue.iterdir())]},
     ):
-        taught = Classifier.teach(ColorEncoder(), given)
+        taught = Classifier.teach(ColorEncoder(), examples)
         assert sorted(taught.support.files) == sorted(wanted.support.files)
     assert repr(wanted) == "Classifier(3 classes: blue, green, red; 15 examples; proker)"
     with pytest.raises(UserError, match="NaN"):
         wanted.predict(np.full((1, 3), np.nan))
 
 
-def test_examples_may_be_pictures_in_memory(folders):
+def test_examples_can_be_pictures_in_memory(folders):
     wanted = teach(folders)
     pictures = {
         name: [Image.open(file).convert("RGB") for file in sorted((folders / "support" / name).iterdir())]
         for name in COLORS
     }
-    arrays = {name: np.stack([np.asarray(each) for each in those]) for name, those in pictures.items()}
-    pairs = [(each, name) for name, those in pictures.items() for each in those]
+    arrays = {name: np.stack([np.asarray(each) for each in images]) for name, images in pictures.items()}
+    pairs = [(each, name) for name, images in pictures.items() for each in images]
     rows = ColorEncoder().embed_images(pictures["red"]).numpy()
-    for given in (pictures, arrays, pairs, {name: iter(those) for name, those in pictures.items()}):
-        taught = Classifier.teach(ColorEncoder(), given)
+    for examples in (pictures, arrays, pairs, {name: iter(images) for name, images in pictures.items()}):
+        taught = Classifier.teach(ColorEncoder(), examples)
         assert sorted(taught.support.digests) == sorted(wanted.support.digests)
         np.testing.assert_allclose(taught.predict_proba(rows), wanted.predict_proba(rows), atol=1e-6)
     assert [file for file in taught.support.files if "red" in file] == [f"picture {n} of red" for n in range(1, 6)]
-    opened = Classifier.load(taught.save(folders / "kept"))
+    opened = Classifier.load(taught.save(folders / "saved"))
     more = opened.add(ColorEncoder(), {"red": [pictures["red"][0], shade(COLORS["red"], 500)]})
     assert len(more.support) == 16, "the same pixels are the same picture"
     with pytest.raises(UserError):
@@ -130,33 +130,33 @@ def test_the_same_picture_in_two_classes_is_reported(folders):
         copied = folders / f"support/green/twin{number}.png"
         paint(copied, (0, 0, 0), number) if number else copied.write_bytes((folders / "support/red/0.png").read_bytes())
         (folders / f"support/red/other{number}.png").write_bytes(copied.read_bytes())
-    said = [text for text in run(folders).warnings if " two classes" in text]
-    assert any("the same picture in two classes" in text and "twin0.png" in text for text in said)
-    assert "green" in said[0]
-    assert "red/" in said[0]
-    assert len(said) == 9, "a class that was copied into another is no hundred lines"
-    assert "further pairs" in said[-1]
+    warnings = [text for text in run(folders).warnings if " two classes" in text]
+    assert any("the same picture in two classes" in text and "twin0.png" in text for text in warnings)
+    assert "green" in warnings[0]
+    assert "red/" in warnings[0]
+    assert len(warnings) == 9, "a class copied into another does not give a hundred lines"
+    assert "further pairs" in warnings[-1]
 
 
-def test_an_image_unlike_every_example_is_none_of_these(folders):
+def test_an_image_unlike_every_example_is_flagged_as_unknown(folders):
     paint(folders / "new/yellow.png", (230, 230, 10), 7, spread=0)
-    found = run(folders)
-    flagged = {item.file.name for item in found.predictions if item.unknown}
+    result = run(folders)
+    flagged = {item.file.name for item in result.predictions if item.unknown}
     assert "yellow.png" in flagged
     assert len(flagged) <= 2
-    assert any("none of the classes" in text for text in found.warnings)
+    assert any("none of the classes" in text for text in result.warnings)
 
 
-def test_broken_files_are_left_out_and_named(folders):
+def test_broken_files_are_skipped_and_listed(folders):
     (folders / "support/red/broken.png").write_bytes(b"no picture")
     (folders / "new/cut.png").write_bytes((folders / "new/red-0.png").read_bytes()[:80])
-    found = run(folders)
-    assert len(found.predictions) == 12
-    assert any(text.startswith("left out:") and "broken.png" in text for text in found.warnings)
-    assert any(text.startswith("not classified:") and "cut.png" in text for text in found.warnings)
+    result = run(folders)
+    assert len(result.predictions) == 12
+    assert any(text.startswith("left out:") and "broken.png" in text for text in result.warnings)
+    assert any(text.startswith("not classified:") and "cut.png" in text for text in result.warnings)
 
 
-def test_folders_that_cannot_be_meant_are_errors(folders, tmp_path):
+def test_missing_empty_and_flat_folders_are_errors(folders, tmp_path):
     with pytest.raises(UserError):
         find_examples(tmp_path / "absent")
     with pytest.raises(UserError):
@@ -166,14 +166,14 @@ def test_folders_that_cannot_be_meant_are_errors(folders, tmp_path):
         find_examples(folders / "new")
 
 
-def test_spaces_around_the_name_of_a_folder_are_not_of_its_class(folders):
+def test_spaces_around_a_folder_name_are_not_part_of_the_class(folders):
     before = [name for _, name in find_examples(folders / "support")]
     for folder in sorted((folders / "support").iterdir()):
         folder.rename(folder.with_name(f"{folder.name} "))
     assert [name for _, name in find_examples(folders / "support")] == before
 
 
-def test_examples_from_a_table_are_those_of_the_folders(folders):
+def test_a_table_gives_the_same_examples_as_folders(folders):
     rows = [f"support/{file.parent.name}/{file.name},{name}" for file, name in find_examples(folders / "support")]
     (folders / "table.csv").write_text("\ufeffFile,Label\n" + "\n".join(rows), encoding="utf-8")
     table = Classifier.teach(ColorEncoder(), find_examples(folders / "table.csv"))
@@ -189,17 +189,17 @@ def test_bad_tables_are_errors(tmp_path, text):
         find_examples(tmp_path / "table.csv")
 
 
-def test_names_alone_are_enough_and_say_what_they_lack(folders):
+def test_names_alone_suffice_but_give_a_warning(folders):
     taught = Classifier.teach(ColorEncoder(), names=("red", "green", "blue"))
     assert (taught.method, taught.calibrated) == ("zero-shot", False)
-    found = classify(taught, ColorEncoder(), find_images(folders / "new"))
-    assert all(item.file.name.startswith(item.label) for item in found.predictions)
-    assert found.warnings
+    result = classify(taught, ColorEncoder(), find_images(folders / "new"))
+    assert all(item.file.name.startswith(item.label) for item in result.predictions)
+    assert result.warnings
     with pytest.raises(UserError):
         taught.predict_set(np.eye(3, dtype=np.float32))
 
 
-def test_names_are_read_from_words_lines_and_json(tmp_path):
+def test_class_names_are_read_from_arguments_text_files_and_json(tmp_path):
     (tmp_path / "names.txt").write_text("cat\n\npolka dot\n")
     (tmp_path / "names.json").write_text(json.dumps({"cat": ["a tabby"], "dog": []}))
     assert read_names(("cat", "polka dot")) == read_names((str(tmp_path / "names.txt"),))
@@ -209,10 +209,10 @@ def test_names_are_read_from_words_lines_and_json(tmp_path):
             read_names(words)
 
 
-def test_a_kept_classifier_says_what_it_said(folders):
+def test_a_saved_classifier_gives_the_same_answers(folders):
     taught = teach(folders)
-    taught.save(folders / "kept")
-    opened = Classifier.load(folders / "kept")
+    taught.save(folders / "saved")
+    opened = Classifier.load(folders / "saved")
     queries = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     np.testing.assert_array_equal(opened.predict_proba(queries), taught.predict_proba(queries))
@@ -221,40 +221,40 @@ def test_a_kept_classifier_says_what_it_said(folders):
     none = queries[:0]
     assert opened.predict_proba(none).shape == opened.predict_set(none).shape == (0, 3)
     assert len(opened.predict(none)) == len(opened.is_unknown(none)) == 0
-    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
+    record = json.loads((folders / "saved" / CLASSIFIER_FILE).read_text())
     assert record["held_out"]["accuracy"] == taught.calibration["accuracy"]
     assert [each["name"] for each in record["classes"]] == ["blue", "green", "red"]
-    assert not list((folders / "kept").glob("*.pkl"))
+    assert not list((folders / "saved").glob("*.pkl"))
 
 
-def test_a_classifier_reads_pictures_and_files_as_it_reads_their_embeddings(folders, monkeypatch):
+def test_pictures_and_their_embeddings_get_the_same_probabilities(folders, monkeypatch):
     taught = teach(folders)
     files = find_images(folders / "new")
     pictures = [decode(file, file.name) for file in files]
     vectors = ColorEncoder().embed_images(pictures).numpy()
     wanted = taught.predict_proba(vectors)
     np.testing.assert_allclose(taught.predict_proba(pictures), wanted, atol=1e-6)
-    kept = taught.save(folders / "kept")
-    opened, asked = Classifier.load(kept), []
-    monkeypatch.setattr(classifier, "load_model", lambda name: asked.append(name) or ColorEncoder())
+    saved = taught.save(folders / "saved")
+    opened, loaded = Classifier.load(saved), []
+    monkeypatch.setattr(classifier, "load_model", lambda name: loaded.append(name) or ColorEncoder())
     np.testing.assert_allclose(opened.predict_proba(pictures), wanted, atol=1e-6)
     assert opened.predict(pictures).tolist() == taught.predict(vectors).tolist()
-    assert len(asked) == 1, "the model is opened once"
+    assert len(loaded) == 1, "the model is loaded once"
 
 
-def test_adding_examples_and_classes_equals_teaching_them_all(folders):
+def test_adding_examples_and_classes_equals_teaching_all_at_once(folders):
     paint(folders / "more/yellow/0.png", (220, 220, 10), 7)
     paint(folders / "more/yellow/1.png", (220, 220, 10), 8)
     paint(folders / "more/red/new.png", COLORS["red"], 9)
     first = teach(folders)
-    first.save(folders / "kept")
+    first.save(folders / "saved")
 
     class OnlyNew(ColorEncoder):
         def embed_images(self, images):
-            assert len(images) <= 3, "what is known already is not embedded again"
+            assert len(images) <= 3, "known pictures are not embedded again"
             return super().embed_images(images)
 
-    grown = Classifier.load(folders / "kept").add(OnlyNew(), find_examples(folders / "more"))
+    grown = Classifier.load(folders / "saved").add(OnlyNew(), find_examples(folders / "more"))
     both = find_examples(folders / "support") + find_examples(folders / "more")
     whole = Classifier.teach(ColorEncoder(), both)
     assert grown.classes == whole.classes == ("blue", "green", "red", "yellow")
@@ -263,59 +263,57 @@ def test_adding_examples_and_classes_equals_teaching_them_all(folders):
     np.testing.assert_allclose(grown.predict_proba(queries), whole.predict_proba(queries), atol=1e-5)
     again = grown.add(ColorEncoder(), find_examples(folders / "more"))
     assert len(again.support) == 18
-    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
+    record = json.loads((folders / "saved" / CLASSIFIER_FILE).read_text())
     del record["digest"]
     for each in record["examples"]:
         each["digest"] = not_of_pixels(each["file"])
     record["digest"] = _digest(_canonical(record))
-    (folders / "kept" / CLASSIFIER_FILE).write_text(json.dumps(record))
-    older = Classifier.load(folders / "kept")
+    (folders / "saved" / CLASSIFIER_FILE).write_text(json.dumps(record))
+    older = Classifier.load(folders / "saved")
     (folders / "more/blue").mkdir()
-    (folders / "support/red/0.png").rename(folders / "more/blue/was red.png")  # of another class it is another example
+    (folders / "support/red/0.png").rename(folders / "more/blue/was red.png")  # in another class, it is another example
     grown = older.add(ColorEncoder(), find_examples(folders / "support") + find_examples(folders / "more"))
     assert len(older.support) == 15
-    assert len(grown.support) == 19, "those without a digest of pixels are known again by their embeddings"
+    assert len(grown.support) == 19, "examples without a pixel digest are recognized by their embeddings"
     grown.save(folders / "grown")
-    kept = Classifier.load(folders / "grown")
-    assert len(kept.add(ColorEncoder(), find_examples(folders / "support")).support) == 19
-    assert sum(digest.startswith("?") for digest in kept.support.digests) == 1, (
-        "the others are known by their pixels now"
-    )
+    saved = Classifier.load(folders / "grown")
+    assert len(saved.add(ColorEncoder(), find_examples(folders / "support")).support) == 19
+    assert sum(digest.startswith("?") for digest in saved.support.digests) == 1, "the others have a pixel digest now"
 
 
-def test_examples_make_names_a_better_classifier_one_class_at_a_time(folders):
+def test_examples_can_be_added_to_names_one_class_at_a_time(folders):
     names = Classifier.teach(ColorEncoder(), names=("red", "green", "blue"))
     some = names.add(ColorEncoder(), {"red": sorted((folders / "support/red").iterdir())})
     assert some.method == "zero-shot"
     assert some.without_examples == ("blue", "green")
     assert "no class has two examples" not in some.trust, "red has several"
-    assert not some.is_unknown(ColorEncoder().embed_images([shade(COLORS["green"], 5)])).any(), "a green one"
+    assert not some.is_unknown(ColorEncoder().embed_images([shade(COLORS["green"], 5)])).any(), "green is a known class"
     assert some.unknown_rule.rejected is None
     rest = {name: sorted((folders / "support" / name).iterdir()) for name in ("blue", "green")}
     assert some.add(ColorEncoder(), rest).calibrated
 
 
-def test_saving_refuses_what_it_would_destroy_and_replaces_whole(folders):
+def test_saving_never_overwrites_other_files_or_an_unconfirmed_classifier(folders):
     taught = teach(folders)
-    taught.save(folders / "kept")
+    taught.save(folders / "saved")
     with pytest.raises(UserError):
-        taught.save(folders / "kept")
+        taught.save(folders / "saved")
     with pytest.raises(UserError):
         taught.save(folders / "support", replace=True)
-    taught.with_method("prototype").save(folders / "kept", replace=True)
-    assert Classifier.load(folders / "kept").method == "prototype"
-    assert len(list((folders / "kept").glob("numbers-*"))) == 1
+    taught.with_method("prototype").save(folders / "saved", replace=True)
+    assert Classifier.load(folders / "saved").method == "prototype"
+    assert len(list((folders / "saved").glob("numbers-*"))) == 1
 
 
-def test_nine_examples_are_too_few_to_tell(folders):
+def test_nine_examples_are_too_few_to_state_an_accuracy(folders):
     few = [pair for pair in find_examples(folders / "support") if pair[0].stem < "3"]
     taught = Classifier.teach(ColorEncoder(), few)
     assert taught.calibration == {"examples": 9}
     with pytest.raises(UserError):
         taught.predict_set(taught.support.features)
-    found = classify(taught, ColorEncoder(), find_images(folders / "new"))
-    assert all(item.possible == () for item in found.predictions)
-    card = (taught.save(folders / "kept") / "README.md").read_text(encoding="utf-8")
+    result = classify(taught, ColorEncoder(), find_images(folders / "new"))
+    assert all(item.possible == () for item in result.predictions)
+    card = (taught.save(folders / "saved") / "README.md").read_text(encoding="utf-8")
     for shown in (card, _sentence(taught)):
         assert TOO_FEW in shown
         assert "100.0 %" not in shown
@@ -324,48 +322,50 @@ def test_nine_examples_are_too_few_to_tell(folders):
     assert enough.calibration["accuracy"] == 1.0
 
 
-def test_names_cannot_break_the_card(folders):
+def test_class_names_cannot_break_the_model_card(folders):
     hostile = Classifier.teach(ColorEncoder(), names={"a|b": (), "`c`\n": ()})
     card = (hostile.save(folders / "hostile") / "README.md").read_text(encoding="utf-8")
     assert "| a/b | 0 |" in card
     assert "| 'c' | 0 |" in card
 
 
-def test_a_flipped_bit_anywhere_is_found(folders):
-    teach(folders).save(folders / "kept")
+def test_a_flipped_bit_is_detected(folders):
+    teach(folders).save(folders / "saved")
     random, survived = np.random.default_rng(0), 0
-    for file in sorted(file for file in (folders / "kept").iterdir() if file.suffix != ".md"):  # nothing reads the card
+    for file in sorted(
+        set((folders / "saved").iterdir()) - {folders / "saved" / "README.md"}
+    ):  # nothing reads the card
         whole = file.read_bytes()
         for place in random.integers(0, len(whole), 25).tolist():
             damaged = bytearray(whole)
             damaged[place] ^= 1 << int(random.integers(8))
             file.write_bytes(damaged)
-            with suppress(UserError):  # a space of the JSON's layout may change; what is said may not
-                opened = Classifier.load(folders / "kept")
+            with suppress(UserError):  # whitespace in the JSON may change
+                opened = Classifier.load(folders / "saved")
                 assert opened.predict(np.eye(3, dtype=np.float32)).tolist() == ["red", "green", "blue"]
                 survived += 1
         file.write_bytes(whole)
     assert survived <= 20
 
 
-def test_parts_that_are_missing_newer_or_elsewhere_are_errors(folders):
+def test_missing_parts_and_newer_formats_are_errors(folders):
     with pytest.raises(UserError):
         Classifier.load(folders / "absent")
     with pytest.raises(UserError):
         Classifier.load(folders / "new")
-    teach(folders).save(folders / "kept")
-    next((folders / "kept").glob("numbers-*")).unlink()
+    teach(folders).save(folders / "saved")
+    next((folders / "saved").glob("numbers-*")).unlink()
     with pytest.raises(UserError):
-        Classifier.load(folders / "kept")
-    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
-    (folders / "kept" / CLASSIFIER_FILE).write_text(json.dumps({**record, "format": 99}))
+        Classifier.load(folders / "saved")
+    record = json.loads((folders / "saved" / CLASSIFIER_FILE).read_text())
+    (folders / "saved" / CLASSIFIER_FILE).write_text(json.dumps({**record, "format": 99}))
     with pytest.raises(UserError):
-        Classifier.load(folders / "kept")
+        Classifier.load(folders / "saved")
 
 
-def test_a_killed_save_leaves_the_old_edition(folders, monkeypatch):
+def test_a_failed_save_leaves_the_old_version(folders, monkeypatch):
     taught = teach(folders)
-    taught.save(folders / "kept")
+    taught.save(folders / "saved")
     before = taught.method
 
     def full(*_):
@@ -373,8 +373,8 @@ def test_a_killed_save_leaves_the_old_edition(folders, monkeypatch):
 
     monkeypatch.setattr("recollect.classifiers.folder.write_json", full)
     with pytest.raises(OSError, match="No space"):
-        taught.with_method("prototype").save(folders / "kept", replace=True)
-    assert Classifier.load(folders / "kept").method == before
+        taught.with_method("prototype").save(folders / "saved", replace=True)
+    assert Classifier.load(folders / "saved").method == before
 
 
 def _keep_replacing(taught, folder, times):
@@ -382,24 +382,24 @@ def _keep_replacing(taught, folder, times):
         taught.save(folder, replace=True)
 
 
-def test_two_writers_and_a_reader_never_meet_half_a_classifier(folders):
+def test_readers_never_see_a_partial_save_by_either_of_two_processes(folders):
     one, two = teach(folders), teach(folders, method="prototype")
-    one.save(folders / "kept")
+    one.save(folders / "saved")
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_keep_replacing, args=(each, folders / "kept", 20)) for each in (one, two)]
+    writers = [context.Process(target=_keep_replacing, args=(each, folders / "saved", 20)) for each in (one, two)]
     for writer in writers:
         writer.start()
     seen = set()
     while any(writer.is_alive() for writer in writers):
-        seen.add(Classifier.load(folders / "kept").asked)
+        seen.add(Classifier.load(folders / "saved").asked)
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
     assert seen <= {"best", "prototype"}
-    Classifier.load(folders / "kept")
+    Classifier.load(folders / "saved")
 
 
-def test_another_model_is_refused(folders):
+def test_another_model_is_rejected(folders):
     class Other(ColorEncoder):
         fingerprint = "another"
 
@@ -414,22 +414,22 @@ def test_another_model_is_refused(folders):
 def test_tables_and_the_sheet_show_every_prediction(folders):
     (folders / "new/<b>.png").write_bytes((folders / "new/red-0.png").read_bytes())
     paint(folders / "new/deep/yellow.png", (230, 230, 10), 7, spread=0)
-    found = run(folders)
-    save_csv(found, folders / "out.csv")
-    save_json(found, folders / "out.json", {"method": "best"})
-    save_sheet(found, folders / "out.html", "12 images", folders / "new")
+    result = run(folders)
+    save_csv(result, folders / "out.csv")
+    save_json(result, folders / "out.json", {"method": "best"})
+    save_sheet(result, folders / "out.html", "12 images", folders / "new")
     rows = list(csv.DictReader((folders / "out.csv").open()))
-    assert [row["file"] for row in rows] == [str(item.file) for item in found.predictions]
-    assert [row["prediction"] for row in rows] == [item.label for item in found.predictions]
+    assert [row["file"] for row in rows] == [str(item.file) for item in result.predictions]
+    assert [row["prediction"] for row in rows] == [item.label for item in result.predictions]
     assert [row["file"] for row in json.loads((folders / "out.json").read_text())["predictions"]] == [
         row["file"] for row in rows
     ]
     page = (folders / "out.html").read_text()
     at = {item.file: page.index(f">{item.file.relative_to(folders / 'new')}<".replace("<b>", "&lt;b&gt;"))
-          for item in found.predictions}  # fmt: skip
-    in_order = sorted(found.predictions, key=lambda item: at[item.file])
+          for item in result.predictions}  # fmt: skip
+    in_order = sorted(result.predictions, key=lambda item: at[item.file])
     unknown = [item.unknown for item in in_order]
-    assert unknown == sorted(unknown, reverse=True), "pictures of none of the classes come first"
+    assert unknown == sorted(unknown, reverse=True), "unknown pictures come first"
     sure = [item.confidence for item in in_order if not item.unknown]
     assert (sum(unknown), len(set(sure)) > 3, sure) == (1, True, sorted(sure)), (
         "then the least certain, over all classes"
@@ -439,36 +439,36 @@ def test_tables_and_the_sheet_show_every_prediction(folders):
     assert "http" not in page
 
 
-def test_a_formula_in_a_name_is_text_in_the_table(folders):
+def test_a_formula_in_a_class_name_is_escaped_in_the_table(folders):
     (folders / "support/red").rename(folders / "support" / "=1+1")
-    found = run(folders)
-    save_csv(found, folders / "out.csv")
+    result = run(folders)
+    save_csv(result, folders / "out.csv")
     assert "'=1+1" in (folders / "out.csv").read_text()
 
 
-def test_a_name_that_is_no_text_stops_no_picture_and_names_no_class(folders):
-    """Names from old archives: their bytes are no UTF-8."""
+def test_names_that_are_not_utf_8_are_accepted_for_files_but_not_for_classes(folders):
+    """Old archives contain such names."""
     try:
         for file in ("support/red/0.png", "new/red-0.png"):
             os.rename(folders / file, os.fsencode((folders / file).parent) + b"/caf\xe9.png")
     except OSError:
-        pytest.skip("this file system takes no such names")
-    teach(folders).save(folders / "kept")
-    files = Classifier.load(folders / "kept").support.files
-    found = run(folders)
-    save_json(found, folders / "out.json", {})
+        pytest.skip("this file system rejects such names")
+    teach(folders).save(folders / "saved")
+    files = Classifier.load(folders / "saved").support.files
+    result = run(folders)
+    save_json(result, folders / "out.json", {})
     files += tuple(each["file"] for each in json.loads((folders / "out.json").read_text())["predictions"])
     assert len(files) == 15 + 12
     assert all(map(os.path.exists, files))
-    save_csv(found, folders / "out.csv")
-    save_sheet(found, folders / "out.html", "", folders / "new")
+    save_csv(result, folders / "out.csv")
+    save_sheet(result, folders / "out.html", "", folders / "new")
     assert all(r"caf\udce9.png" in (folders / name).read_text() for name in ("out.csv", "out.html"))
     os.rename(folders / "support/red", os.fsencode(folders / "support") + b"/r\xe9d")
     with pytest.raises(UserError, match=r"r\\xe9d"):
         teach(folders)
 
 
-def test_pictures_are_named_from_words_in_one_call(folders, tmp_path):
+def test_pictures_are_classified_from_names_alone_in_one_call(folders, tmp_path):
     folder = tmp_path / "MODEL"
     guide_world.checkpoint(folder)
     model = load_model(str(folder))

@@ -1,4 +1,4 @@
-"""A class by clicks, against refits, a slow optimizer and simulation."""
+"""Learning a class from clicks, against refits, a slow optimizer and simulations."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def clicked(model, truth, count, batch=10):
 
 
 def slow_scores(model, marks, settings, left=None):
-    """The same ridge regression in float64 by a plain solve on centered rows, one clicked row left out."""
+    """Solve the same ridge regression on centered rows in float64, with one clicked row left out."""
     rows = [row for row in sorted(marks) if row != left]
     weak = [row for row in model._weak.tolist() if row not in marks]
     every = rows + weak
@@ -43,7 +43,7 @@ def slow_scores(model, marks, settings, left=None):
     return np.exp(settings.sharpness * (x @ x[every].T - 1)) @ alpha + settings.prior * z
 
 
-def test_scores_and_left_out_scores_are_those_of_plain_solves():
+def test_scores_and_leave_one_out_scores_match_plain_solves():
     rows, truth, text = pool(400)
     model = ClickModel(rows, text)
     marks = clicked(model, truth, 40)
@@ -54,26 +54,26 @@ def test_scores_and_left_out_scores_are_those_of_plain_solves():
         assert fit.left_out[place] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_direction_that_all_pictures_share_changes_no_score():
+def test_a_direction_shared_by_all_pictures_changes_no_score():
     rows, truth, _ = pool(400)
-    shared = np.full((400, 1), 3.0, dtype=np.float32)  # turned towards one point, as the embeddings of a model are
-    together = np.concatenate([rows, shared], axis=1) / np.sqrt(10.0)
-    models = ClickModel(rows), ClickModel(together.astype(np.float32))
+    shared = np.full((400, 1), 3.0, dtype=np.float32)  # a common direction, as real embeddings have
+    with_shared = np.concatenate([rows, shared], axis=1) / np.sqrt(10.0)
+    models = ClickModel(rows), ClickModel(with_shared.astype(np.float32))
     marks = clicked(models[0], truth, 40)
-    plain, turned = (model.fit(marks) for model in models)
-    assert plain.settings == turned.settings
-    np.testing.assert_allclose(plain.scores, turned.scores, atol=1e-3)
-    assert set(next_to_label(models[0], plain, 10)) == set(next_to_label(models[1], turned, 10))
+    plain, shifted = (model.fit(marks) for model in models)
+    assert plain.settings == shifted.settings
+    np.testing.assert_allclose(plain.scores, shifted.scores, atol=1e-3)
+    assert set(next_to_label(models[0], plain, 10)) == set(next_to_label(models[1], shifted, 10))
 
 
-def test_pictures_that_are_all_the_same_get_the_same_score():
+def test_identical_pictures_get_the_same_score():
     rows = np.tile(np.array([[0.6, 0.8]], np.float32), (30, 1))
     scores = ClickModel(rows).fit({0: 1, 1: -1, 2: 1}).scores
     assert np.isfinite(scores).all()
     np.testing.assert_allclose(scores, scores[0], atol=1e-2)
 
 
-def test_what_is_kept_between_clicks_changes_nothing():
+def test_caching_between_clicks_changes_no_score():
     rows, truth, text = pool(500)
     model = ClickModel(rows, text)
     marks = clicked(model, truth, 30)
@@ -83,7 +83,7 @@ def test_what_is_kept_between_clicks_changes_nothing():
     np.testing.assert_allclose(fit.scores, again.scores, atol=1e-5)
 
 
-def test_the_chosen_settings_have_the_least_left_out_error_of_the_grid():
+def test_the_chosen_settings_minimize_the_leave_one_out_error():
     rows, truth, text = pool(400)
     model = ClickModel(rows, text)
     marks = clicked(model, truth, 40)
@@ -102,7 +102,7 @@ def test_the_chosen_settings_have_the_least_left_out_error_of_the_grid():
         assert loss(type(fit.settings)(fit.settings.sharpness, ridge, fit.settings.prior)) >= best - 1e-9
 
 
-def test_without_clicks_the_text_ranks_and_without_a_text_one_click_does():
+def test_the_text_alone_or_one_click_alone_can_rank():
     rows, truth, text = pool()
     np.testing.assert_array_equal(np.argsort(-ClickModel(rows, text).fit({}).scores)[:50],
                                   np.argsort(-(rows @ text))[:50])  # fmt: skip
@@ -110,7 +110,7 @@ def test_without_clicks_the_text_ranks_and_without_a_text_one_click_does():
     assert np.argmax(ClickModel(rows).fit({yes: 1}).scores) == yes
 
 
-def test_sixty_clicks_find_the_class_and_say_so():
+def test_sixty_clicks_find_the_class_and_a_good_cutoff():
     precisions, coverages = [], []
     for seed in range(4):
         rows, truth, text = pool(seed=seed)
@@ -125,7 +125,7 @@ def test_sixty_clicks_find_the_class_and_say_so():
     assert np.mean(coverages) > 0.85
 
 
-def test_the_sigmoid_is_the_likeliest_one():
+def test_the_sigmoid_is_the_maximum_likelihood_fit():
     generator = np.random.default_rng(0)
     marks = np.where(generator.random(60) < 0.5, 1, -1)
     scores, weights = marks + 1.5 * generator.normal(size=60), generator.uniform(0.05, 1, 60)
@@ -142,14 +142,14 @@ def test_the_sigmoid_is_the_likeliest_one():
     assert all(np.isfinite(platt(10.0 * marks, marks, np.ones(60))))
 
 
-def test_one_kind_of_click_gives_no_cut():
+def test_clicks_of_one_kind_give_no_cutoff():
     rows, truth, text = pool(300)
     model = ClickModel(rows, text)
     yes = np.flatnonzero(truth)[:5].tolist()
     assert cut_off(model.fit(dict.fromkeys(yes, 1))) is None
 
 
-def test_two_blobs_two_picks_one_of_each():
+def test_two_picks_from_two_clusters_are_one_of_each():
     rows = np.zeros((100, 4), np.float32)
     rows[:50, 0] = rows[50:, 1] = 1
     picks = farthest_first(rows, rows[:0], np.ones(100), 2)
@@ -157,7 +157,7 @@ def test_two_blobs_two_picks_one_of_each():
     assert len(farthest_first(rows[:3], rows[picks], np.ones(3), 10)) == 3
 
 
-def test_what_to_label_next_is_new_and_never_twice():
+def test_suggestions_never_repeat():
     rows, truth, text = pool(60)
     model = ClickModel(rows, text)
     marks = {}
@@ -170,7 +170,7 @@ def test_what_to_label_next_is_new_and_never_twice():
     assert len(next_to_label(model, model.fit(marks), 7)) == 0
 
 
-def test_stopping_needs_nineteen_of_each_kind_and_twenty_clicks_that_brought_nothing_new():
+def test_stopping_needs_nineteen_clicks_of_each_kind_and_no_surprise_in_the_last_twenty():
     def stops(yes=19, no=19, missed=(), wrong=0):
         marks = np.repeat([1, -1], [yes, no])  # the last click first
         above = marks > 0
@@ -189,7 +189,7 @@ def test_stopping_needs_nineteen_of_each_kind_and_twenty_clicks_that_brought_not
     assert not stops(wrong=3)
 
 
-def test_the_order_of_clicks_is_kept_and_changes_no_score():
+def test_the_order_of_clicks_is_recorded_and_changes_no_score():
     rows, truth, text = pool(300)
     marks = {7: 1 if truth[7] else -1} | clicked(ClickModel(rows, text), truth, 20)
     fit, other = (ClickModel(rows, text).fit(each) for each in (marks, dict(sorted(marks.items()))))
@@ -197,8 +197,8 @@ def test_the_order_of_clicks_is_kept_and_changes_no_score():
     np.testing.assert_array_equal(fit.scores, other.scores)
 
 
-def test_precision_and_coverage_are_measured_on_clicks_that_were_left_out():
-    """Marks without any pattern: a model that sees its own clicks looks right, one that does not is a coin toss."""
+def test_precision_and_coverage_are_measured_on_held_out_clicks():
+    """The marks are random, so only a model scored on its own clicks would look accurate."""
     generator = np.random.default_rng(3)
     rows = generator.normal(size=(400, 64)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -209,7 +209,7 @@ def test_precision_and_coverage_are_measured_on_clicks_that_were_left_out():
     assert min(shares) < 0.75
 
 
-def test_a_fifth_of_what_to_label_next_is_the_likeliest():
+def test_a_fifth_of_the_suggestions_are_the_likeliest_pictures():
     rows, truth, text = pool(600)
     model = ClickModel(rows, text)
     fit = model.fit(clicked(model, truth, 40))
@@ -219,7 +219,7 @@ def test_a_fifth_of_what_to_label_next_is_the_likeliest():
     assert likeliest <= set(next_to_label(model, fit, 20).tolist())
 
 
-def test_with_few_marks_what_to_label_next_is_the_likeliest_and_far_ones_among_those_that_follow():
+def test_with_few_marks_half_the_suggestions_are_the_likeliest_and_half_are_diverse():
     rows, truth, text = pool(600)
     fit = ClickModel(rows, text).fit({int(row): 1 for row in np.flatnonzero(truth)[:2]})
     ranked = [row for row in np.argsort(-fit.scores, kind="stable").tolist() if row not in fit.rows]

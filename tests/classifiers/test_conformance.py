@@ -1,4 +1,4 @@
-"""Every classifier is a scikit-learn estimator, by scikit-learn's own checks."""
+"""Every classifier passes scikit-learn's estimator checks."""
 
 import warnings
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # scikit-learn sets any param
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """scikit-learn's checks feed data of any norm; the warning about it has a test of its own."""
+    """scikit-learn's checks feed rows of any norm; the warning has its own test."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not unit-norm.*")
         yield
 
 
 def expected_failures(estimator):
-    return {"check_estimators_dtypes": "feeds rows of zeros; an embedding without direction is refused"}
+    return {"check_estimators_dtypes": "feeds rows of zeros, which are rejected"}
 
 
 @parametrize_with_checks(list(ESTIMATORS.values()), expected_failed_checks=expected_failures)
@@ -46,13 +46,13 @@ def clusters(count=60, classes=3, width=8, seed=0):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_classifier_keeps_the_promises_and_reads_tensors(name):
+def test_a_classifier_passes_our_own_checks_and_accepts_tensors(name):
     check_estimator(ESTIMATORS[name])
     points, labels = clusters()
     estimator = clone(ESTIMATORS[name]).fit(points, labels)
     expected = estimator.scores(points)
-    again = clone(estimator).fit(torch.from_numpy(points), labels)
-    np.testing.assert_allclose(again.scores(torch.from_numpy(points)), expected, rtol=1e-6, atol=1e-9)
+    from_tensors = clone(estimator).fit(torch.from_numpy(points), labels)
+    np.testing.assert_allclose(from_tensors.scores(torch.from_numpy(points)), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "CrossValidatedTipAdapter", "SoftmaxVoting", "LinearProbe"])

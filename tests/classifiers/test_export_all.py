@@ -1,4 +1,4 @@
-"""Tower, index, fusion and classifier as one graph say what the objects say."""
+"""The exported graph gives the same results as tower, index, fusion and classifier."""
 
 import json
 
@@ -35,25 +35,25 @@ def unit(rows, seed, width=WIDTH):
      "timo", "ape-t"],
 )  # fmt: skip
 @pytest.mark.parametrize(("shots", "classes"), [(1, 4), (3, 2)])
-def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
+def test_the_kernel_form_gives_the_scores_of_its_classifier(name, shots, classes):
     support, labels, queries = unit(classes * shots, 0), np.repeat(np.arange(classes), shots), unit(20, 1)
     taught = FEW_SHOT_METHODS[name](unit(classes, 2), 20.0)
     taught.fit_checked(support, labels)
     form = taught.kernel_form()
-    mine, theirs = form.scores(queries), taught.scores(queries)
-    if name == "linear-probe":  # logarithms of probabilities: a number for each row apart
-        mine, theirs = (scores - scores.mean(axis=1, keepdims=True) for scores in (mine, theirs))
-    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    exported, expected = form.scores(queries), taught.scores(queries)
+    if name == "linear-probe":  # log probabilities, equal up to a constant per row
+        exported, expected = (scores - scores.mean(axis=1, keepdims=True) for scores in (exported, expected))
+    np.testing.assert_allclose(exported, expected, rtol=1e-4, atol=1e-4)
     logits = form.scores(queries) / form.temperature
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(shares / shares.sum(1, keepdims=True), taught.predict_proba(queries), atol=1e-4)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A SigLIP of one layer a tower, an index and a fusion that reads it, and examples of two classes.
+def parts(tmp_path_factory):
+    """Folder with a one-layer SigLIP, an index, a fusion module that reads it and examples of two classes.
 
-    Some pictures of the index have no caption, and some have several.
+    The pictures in the index have between zero and four captions.
     """
     folder = tmp_path_factory.mktemp("all")
     guide_world.checkpoint(folder / "model")
@@ -68,7 +68,7 @@ def place(tmp_path_factory):
     Index.create(folder / "index", width=model.width, model=model.fingerprint).insert(rows)
     torch.manual_seed(0)
     fusion = FusionModule(FusionSettings(model.width), model.fingerprint)
-    for block in fusion.blocks.values():  # not as it starts, but as after training
+    for block in fusion.blocks.values():  # nonzero, as after training
         for linear in (block.output, block.down):
             torch.nn.init.normal_(linear.weight, std=0.05)
     fusion.save(folder / "fusion")
@@ -80,24 +80,24 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def encoder(place):
-    fusion, index = FusionModule.open(place / "fusion"), Index.open(place / "index")
-    return RetrievalEnhancedEncoder(load_model(place / "model"), index, fusion, "both", 3, "number < 16", ["row 3"])
+def encoder(parts):
+    fusion, index = FusionModule.open(parts / "fusion"), Index.open(parts / "index")
+    return RetrievalEnhancedEncoder(load_model(parts / "model"), index, fusion, "both", 3, "number < 16", ["row 3"])
 
 
-def test_tower_index_fusion_and_classifier_are_one_graph(place, encoder, tmp_path):
-    files = {name: sorted((place / "examples" / name).iterdir()) for name in ("dark", "bright")}
+def test_tower_index_fusion_and_classifier_export_as_one_graph(parts, encoder, tmp_path):
+    files = {name: sorted((parts / "examples" / name).iterdir()) for name in ("dark", "bright")}
     taught = Classifier.teach(encoder, files, model_name="model")
     folder = export_all(encoder, tmp_path / "out", taught)
-    asked = [picture(shade) for shade in (10, 77, 200)]
+    images = [picture(shade) for shade in (10, 77, 200)]
     transform = encoder.model.transform
-    pixels = transform.normalize(torch.from_numpy(np.stack([transform.pixels(each) for each in asked]))).numpy()
+    pixels = transform.normalize(torch.from_numpy(np.stack([transform.pixels(each) for each in images]))).numpy()
 
     def run(file, **inputs):
         return onnxruntime.InferenceSession(str(folder / file)).run(None, inputs)
 
-    vectors = encoder.embed_images(asked).numpy()
-    assert np.abs(vectors - encoder.model.embed_images(asked).numpy()).max() > 0.01  # the index is read
+    vectors = encoder.embed_images(images).numpy()
+    assert np.abs(vectors - encoder.model.embed_images(images).numpy()).max() > 0.01  # the index is read
     for rows in (1, 3):
         np.testing.assert_allclose(run("image.onnx", pixels=pixels[:rows])[0], vectors[:rows], atol=1e-5)
         texts = ["a red bridge", "dark", "a blue river"][:rows]
@@ -112,13 +112,13 @@ def test_tower_index_fusion_and_classifier_are_one_graph(place, encoder, tmp_pat
     assert record["reads"]["k"] == 3
 
 
-def test_the_command_takes_index_and_classifier(place, tmp_path, capsys, monkeypatch):
-    """That both reach the export; what it writes is tested above."""
+def test_the_command_passes_index_and_classifier_to_the_export(parts, tmp_path, capsys, monkeypatch):
+    """The output is tested above."""
     seen = []
     monkeypatch.setattr("recollect.classifiers.export.export_all", lambda *given: seen.append(given) or given[1])
-    reading = ["--index", str(place / "index"), "--fusion", str(place / "fusion"), "--k", "3"]
-    model, kept = str(place / "model"), str(tmp_path / "kept")
-    assert main(["classify", "--support", str(place / "examples"), "--model", model, "--save", kept, *reading]) == 0
+    reading = ["--index", str(parts / "index"), "--fusion", str(parts / "fusion"), "--k", "3"]
+    model, kept = str(parts / "model"), str(tmp_path / "kept")
+    assert main(["classify", "--support", str(parts / "examples"), "--model", model, "--save", kept, *reading]) == 0
     assert main(["export", "--classifier", kept, "--out", str(tmp_path / "out"), *reading]) == 0
     ((encoder, folder, taught),) = seen
     assert isinstance(encoder, RetrievalEnhancedEncoder)
@@ -126,15 +126,15 @@ def test_the_command_takes_index_and_classifier(place, tmp_path, capsys, monkeyp
     assert taught.classes == ("bright", "dark")
     assert main(["export", model, "--near", "0.9", *reading]) == 2
     assert "--near" in capsys.readouterr().err
-    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this index does not say its model"
+    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this index stores no model name"
     assert "MODEL" in capsys.readouterr().err
     monkeypatch.setattr(FusionOptions, "model", model)
     assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 0
     assert seen[1][0].fingerprint == encoder.fingerprint
 
 
-def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_path, monkeypatch):
-    files = {name: sorted((place / "examples" / name).iterdir()) for name in ("dark", "bright")}
+def test_an_unsupported_export_fails_before_writing_anything(parts, encoder, tmp_path, monkeypatch):
+    files = {name: sorted((parts / "examples" / name).iterdir()) for name in ("dark", "bright")}
     votes = Classifier.teach(encoder, files, method="plurality")
     with pytest.raises(UserError, match="plurality"):
         export_all(encoder, tmp_path / "out", votes)
@@ -147,12 +147,12 @@ def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_p
 
 
 @pytest.mark.parametrize("read", ["both", "cross", "uni"])
-def test_what_is_exported_reads_what_the_fusion_does(place, read):
-    model, index = load_model(place / "model"), Index.open(place / "index")
+def test_the_exported_reading_matches_the_fusion(parts, read):
+    model, index = load_model(parts / "model"), Index.open(parts / "index")
     torch.manual_seed(0)
     fusion = FusionModule(FusionSettings(model.width, read=read, start="mean"), model.fingerprint)
     reading = RetrievalEnhancedEncoder(model, index, fusion, "both", 3, "number < 16")
     for modality in ("image", "text"):
-        asked = torch.from_numpy(unit(5, 7, model.width))
+        queries = torch.from_numpy(unit(5, 7, model.width))
         with torch.no_grad():
-            torch.testing.assert_close(IndexReading(reading, modality)(asked), reading.refine(modality, asked))
+            torch.testing.assert_close(IndexReading(reading, modality)(queries), reading.refine(modality, queries))

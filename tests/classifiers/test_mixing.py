@@ -48,10 +48,18 @@ def test_no_weight_beats_the_sweep(seed, coarse, bounds):
     assert accuracy(base, extra, labels, weight) == pytest.approx(share)
 
 
-def test_the_answer_is_the_center_of_the_best_plateau():
-    # The row is right where 1 + 0 a < 0 + a (a > 1) and 5 > 2 a + ... (a < 2.5): on (1, 2.5).
-    base, extra = np.array([[1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 2.0]])
-    assert best_weight(base, extra, np.array([1])) == (pytest.approx(1.75), 1.0)
+@pytest.mark.parametrize(
+    ("base", "extra", "labels", "weight", "share"),
+    [
+        ([[1, 0, -2.5]], [[0, 1, 2]], [1], 1.75, 1.0),  # correct on (1, 2.5)
+        ([[1, 0, -9], [1, 0, -2.5]], [[0, 1, 0], [0, 1, 2]], [0, 1], 1.25, 0.5),  # one row on (0, 1), one on (1, 2.5)
+        ([[1, 0]], [[0, 1]], [1], 2.0, 1.0),  # correct above 1: twice the lower end
+        ([[0, 1]], [[0, 0]], [1], 1.0, 1.0),  # correct everywhere
+    ],
+)
+def test_the_answer_is_the_center_of_the_best_plateau(base, extra, labels, weight, share):
+    base, extra = np.array(base, dtype=float), np.array(extra, dtype=float)
+    assert best_weight(base, extra, np.array(labels)) == (pytest.approx(weight), share)
 
 
 def test_the_first_of_equal_mixtures_wins():
@@ -64,19 +72,7 @@ def test_the_first_of_equal_mixtures_wins():
     assert (best.weight, best.right) == best_weight(base, extra, labels)
 
 
-def test_a_plateau_goes_on_where_one_row_takes_over_from_another():
-    # Right on (0, 1) and on (1, 2.5): the center of both, clear of the tie at 1.
-    base, extra = np.array([[1.0, 0.0, -9.0], [1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
-    assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(1.25), 0.5)
-
-
-def test_an_open_plateau_gives_twice_its_end():
-    base, extra = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
-    assert best_weight(base, extra, np.array([1]))[0] == pytest.approx(2.0)
-    assert best_weight(extra, np.zeros((1, 2)), np.array([1]))[0] == 1.0
-
-
-def test_a_weight_in_the_middle_of_a_plateau_stays_clear_of_the_tie_there():
+def test_the_weight_avoids_a_tie_at_the_center_of_a_plateau():
     """One row turns wrong at 2 as another turns right: the plateau's center would tie both."""
     lower, upper = np.array([0.0, 2.0, 0.0]), np.array([2.0, 4.0, 4.0])
     weight, share = best_of_intervals(lower, upper, (0.0, 4.0))
@@ -84,12 +80,12 @@ def test_a_weight_in_the_middle_of_a_plateau_stays_clear_of_the_tie_there():
 
 
 @pytest.mark.parametrize(
-    ("model", "most"),
+    ("model", "limit"),
     [(classifiers.CrossValidatedTipAdapter(), 40e6), (TipX(alpha=1.0, beta=5.5, gamma=1.0), 25e6)],
     ids=str,
 )
-def test_a_fit_keeps_neither_all_scores_of_a_grid_nor_all_pairs_of_examples(model, most):
-    """24 sharpnesses x 1,600 rows x 200 classes in double precision are 61 MB, all pairs 20 MB, with copies more."""
+def test_fitting_stores_neither_the_scores_of_a_whole_grid_nor_all_pairs(model, limit):
+    """24 sharpnesses x 1,600 rows x 200 classes in double precision take 61 MB and all pairs 20 MB, before copies."""
     random = np.random.default_rng(0)
     support = random.normal(size=(1600, 16))
     support /= np.linalg.norm(support, axis=1, keepdims=True)
@@ -98,10 +94,10 @@ def test_a_fit_keeps_neither_all_scores_of_a_grid_nor_all_pairs_of_examples(mode
     model.fit(support, np.arange(1600) % 200)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < most
+    assert peak < limit
 
 
-def test_a_rival_of_nearly_the_same_slope_bounds_nothing_and_warns_of_nothing():
+def test_a_denormal_slope_difference_gives_no_bound_and_no_warning():
     base, extra = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[5e-324, 0.0], [1.0, 0.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Kernel ridge on the residual: the limits, the closed forms against refits, examples that come and go."""
+"""ProKeR (kernel ridge on the residual), against plain refits."""
 
 import tracemalloc
 import warnings
@@ -17,7 +17,7 @@ SETTINGS = {"bandwidth": 2.0, "ridge": 0.3, "text_weight": 1.7}
 
 
 def refit(support, labels, texts, learn, queries, bandwidth=2.0, ridge=0.3, text_weight=1.7):
-    """The formula in plain NumPy, on some of the examples."""
+    """Compute the scores in plain NumPy from the examples at rows ``learn``."""
     one_hot = np.eye(len(texts))[labels[learn]]
     kernel = np.exp(-bandwidth * (1 - support[learn] @ support[learn].T)) + ridge * np.eye(len(learn))
     solved = np.linalg.inv(kernel) @ (one_hot - text_weight * support[learn] @ texts.T)
@@ -32,7 +32,7 @@ def test_scores_follow_the_formula():
 
 
 @pytest.mark.parametrize("counts", [(5, 5, 5, 5), (6, 1, 9), (3, 3, 3), (4, 2, 1, 3)], ids=str)
-def test_held_out_scores_are_those_of_refits(counts):
+def test_held_out_scores_match_refits(counts):
     support, labels, _, _, texts = world(counts)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
     plan = HoldOut.of(labels)
@@ -47,8 +47,8 @@ def test_held_out_scores_are_those_of_refits(counts):
 
 @pytest.mark.parametrize("counts", [(6, 6, 6), (6, 1, 9), (3, 3, 3), (4, 2, 1)], ids=str)
 @pytest.mark.parametrize("exact", [True, False], ids=["kernel", "landmarks"])
-def test_the_search_sees_the_predictions_of_refits_at_every_ridge(counts, exact):
-    """All examples as landmarks give the kernel itself."""
+def test_the_search_scores_like_refits_at_every_ridge(counts, exact):
+    """With all examples as landmarks, the features reproduce the kernel."""
     support, labels, _, _, texts = world(counts)
     plan, ridges = HoldOut.of(labels), np.array([1e-2, 0.5, 4.0])
     features = None if exact else Landmarks(support, 2.0)(support)
@@ -60,7 +60,7 @@ def test_the_search_sees_the_predictions_of_refits_at_every_ridge(counts, exact)
         np.testing.assert_allclose(found, model.loo_scores_, rtol=1e-4, atol=1e-4 if not exact else 1e-9)
 
 
-def test_nothing_on_the_grid_is_right_more_often():
+def test_no_setting_on_the_grid_is_more_accurate():
     support, labels, _, _, texts = world((8, 8, 8, 8), noise=1.6)
     model = ProKeR(texts).fit(support, labels)
     for bandwidth in proker.BANDWIDTHS[::2]:
@@ -70,7 +70,7 @@ def test_nothing_on_the_grid_is_right_more_often():
                 assert fixed.loo_accuracy_ <= model.loo_accuracy_ + 1e-12
 
 
-def test_of_what_is_right_alike_the_least_squared_error_is_chosen_and_then_the_larger_ridge(monkeypatch):
+def test_ties_in_accuracy_go_to_the_least_squared_error_and_then_to_the_larger_ridge(monkeypatch):
     support, labels, _, _, texts = world((6, 6, 6), noise=0.3)
 
     monkeypatch.setattr(proker, "BANDWIDTHS", (0.5, 2.0, 8.0))
@@ -84,19 +84,19 @@ def test_of_what_is_right_alike_the_least_squared_error_is_chosen_and_then_the_l
         errors(ProKeR(texts, bandwidth=bandwidth, ridge=ridge).fit(support, labels))
         for bandwidth in proker.BANDWIDTHS for ridge in proker.RIDGES
     ]  # fmt: skip
-    assert sum(other[0] == -1.0 for other in others) > 6  # a choice among many that are all right
+    assert sum(other[0] == -1.0 for other in others) > 6  # many settings make no error
     assert errors(chosen) == pytest.approx(min(others))
 
-    def alike(targets, plan, bandwidth, ridges, features):
+    def same_for_all_ridges(targets, plan, bandwidth, ridges, features):
         (first,) = ridge_path(targets, plan, 2.0, ridges[:1], features)
         return ((first[0].copy(), first[1].copy()) for _ in ridges)
 
-    monkeypatch.setattr(proker, "ridge_path", alike)
+    monkeypatch.setattr(proker, "ridge_path", same_for_all_ridges)
     assert ProKeR(texts).fit(support, labels).ridge_ == max(proker.RIDGES)
 
 
-def test_at_one_shot_texts_count_as_far_as_they_agree_with_the_examples():
-    """Against statsmodels' formula in words: the slope of a regression through the origin, minus its standard error."""
+def test_the_one_shot_text_weight_follows_the_agreement_with_the_examples():
+    """It is the slope of a regression through the origin minus its standard error, and at least zero."""
     generator = np.random.default_rng(0)
     similarity, labels = generator.normal(size=(6, 6)) + 2 * np.eye(6), np.arange(6)
     x = (similarity - similarity.mean(axis=1, keepdims=True)).ravel()
@@ -108,7 +108,7 @@ def test_at_one_shot_texts_count_as_far_as_they_agree_with_the_examples():
 
 
 @pytest.mark.parametrize("noise", [0.3, 30.0], ids=["good texts", "random texts"])
-def test_at_one_shot_it_is_as_good_as_the_better_of_names_and_class_means(noise):
+def test_at_one_shot_proker_matches_the_better_of_names_and_class_means(noise):
     right = {"proker": [], "names": [], "means": []}
     for seed in range(20):
         generator = np.random.default_rng(seed)
@@ -125,7 +125,7 @@ def test_at_one_shot_it_is_as_good_as_the_better_of_names_and_class_means(noise)
 
 
 @pytest.mark.parametrize("counts", [(6, 6, 6), (3, 3, 3), (6, 1, 4)], ids=str)
-def test_an_example_more_gives_what_fitting_anew_gives(counts):
+def test_extending_equals_refitting(counts):
     support, labels, queries, _, texts = world(counts)
     more, more_labels = queries[:3], np.array([0, 1, 1])
     model = ProKeR(texts, **SETTINGS).fit(support, labels).extend(more, more_labels)
@@ -136,15 +136,15 @@ def test_an_example_more_gives_what_fitting_anew_gives(counts):
     assert model.temperature_ == pytest.approx(whole.temperature_, rel=1e-4)
 
 
-def test_examples_that_do_not_fit_leave_the_classifier_as_it_was():
+def test_invalid_examples_leave_the_classifier_unchanged():
     support, labels, queries, _, texts = world((5, 5, 5))
     model = ProKeR(texts, bandwidth=2.0, ridge=0.1, text_weight=1.0).fit(support, labels)
     before = model.scores(queries), model.predict_set(queries, 0.3)
     one = support[:1]
     new_class_without_its_text = (one, [7])
-    for words in [new_class_without_its_text, (one, [0], texts[:2]), (one, [0, 1]), (one, [[0]]), (one, ["a"])]:
+    for arguments in [new_class_without_its_text, (one, [0], texts[:2]), (one, [0, 1]), (one, [[0]]), (one, ["a"])]:
         with pytest.raises(ValueError):
-            model.extend(*words)
+            model.extend(*arguments)
         assert model.classes_.tolist() == [0, 1, 2]
         assert model.text_features is texts
         np.testing.assert_array_equal(model.scores(queries), before[0])
@@ -152,7 +152,7 @@ def test_examples_that_do_not_fit_leave_the_classifier_as_it_was():
     assert model.extend(one, [0]).scores(queries).shape == before[0].shape
 
 
-def test_a_new_class_may_come_later():
+def test_extending_can_add_classes():
     support, labels, queries, _, texts = world((6, 6, 6))
     names = np.array(["bee", "cat", "eel"])[labels]
     model = ProKeR(**SETTINGS).fit(support, names).extend(queries[:2], ["ant", "dog"])
@@ -162,8 +162,8 @@ def test_a_new_class_may_come_later():
         ProKeR(texts, **SETTINGS).fit(support, names).extend(queries[:1], ["ant"])
 
 
-def test_conformal_p_values_are_those_of_the_augmented_support():
-    """Each query joins with each label in turn; the leave-one-out errors come from refits."""
+def test_conformal_p_values_match_refits_on_the_augmented_support():
+    """Each query is added to the support with each label in turn."""
     support, labels, queries, _, texts = world((4, 3, 5), queries=4)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
     found = model._exact_p(queries)
@@ -179,16 +179,16 @@ def test_conformal_p_values_are_those_of_the_augmented_support():
             assert found[number, label] == pytest.approx(worse / len(members))
 
 
-def test_a_picture_of_the_support_fits_its_class_as_well_as_itself():
-    """It ties with its copy, whatever the last digits: no p-value of a class of n is below 2 / (n + 1)."""
+def test_a_copy_of_an_example_ties_with_it():
+    """Despite rounding, so no p-value for a class of n examples is below 2 / (n + 1)."""
     support, labels, _, _, texts = world((1, 2, 7), noise=1.5)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
     own = model._exact_p(support)[np.arange(len(labels)), labels]
     assert (own >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
 
 
-def test_sets_hold_the_class_as_often_as_promised():
-    """Exchangeable draws: over many supports the true class is missing at most a share alpha of the time."""
+def test_prediction_sets_reach_the_promised_coverage():
+    """Over many supports, at most a fraction alpha of the sets lacks the true class."""
     missed = total = 0
     for seed in range(40):
         support, labels, queries, asked, texts = world((9, 9, 9), queries=40, noise=1.5, seed=seed)
@@ -196,17 +196,17 @@ def test_sets_hold_the_class_as_often_as_promised():
         kept = model.predict_set(queries, 0.2)[np.arange(40), asked]
         missed, total = missed + int((~kept).sum()), total + 40
     assert missed / total < 0.2 + 4 * np.sqrt(0.2 * 0.8 / total) + 0.02  # queries of one support are not independent
-    assert missed / total > 0.08  # and the sets are not simply full
+    assert missed / total > 0.08  # the sets do not contain every class
 
 
-def test_many_examples_go_through_landmarks(monkeypatch):
-    """With all examples as landmarks the result is the exact one; with fewer it is close."""
+def test_large_supports_use_landmarks(monkeypatch):
+    """With all examples as landmarks the result is exact; with fewer it is close."""
     support, labels, queries, asked, texts = world((12,) * 5, queries=80)
     exact = ProKeR(texts, **SETTINGS).fit(support, labels)
     monkeypatch.setattr(proker, "EXACT_ROWS", 10)
-    through = ProKeR(texts, **SETTINGS).fit(support, labels)
-    np.testing.assert_allclose(through.scores(queries), exact.scores(queries), atol=2e-4)
-    np.testing.assert_allclose(through.loo_scores_, exact.loo_scores_, atol=2e-3)
+    approximate = ProKeR(texts, **SETTINGS).fit(support, labels)
+    np.testing.assert_allclose(approximate.scores(queries), exact.scores(queries), atol=2e-4)
+    np.testing.assert_allclose(approximate.loo_scores_, exact.loo_scores_, atol=2e-3)
     monkeypatch.setattr(proker, "LANDMARKS", 30)
     fewer = ProKeR(texts, **SETTINGS).fit(support, labels)
     assert fewer.coef_.shape[0] <= 30
@@ -216,7 +216,7 @@ def test_many_examples_go_through_landmarks(monkeypatch):
     assert grown.predict_set(queries).shape == (80, 5)
 
 
-def test_many_examples_are_fitted_without_the_features_of_all_of_them(monkeypatch):
+def test_fitting_many_examples_never_stores_all_their_features(monkeypatch):
     monkeypatch.setattr(proker, "EXACT_ROWS", 1_000)
     monkeypatch.setattr(proker, "LANDMARKS", 256)
     random, classes, count = np.random.default_rng(0), 8, 20_000
@@ -230,7 +230,7 @@ def test_many_examples_are_fitted_without_the_features_of_all_of_them(monkeypatc
     assert model.loo_scores_.dtype == np.float32
 
 
-def test_duplicates_and_a_tiny_ridge_are_survived():
+def test_duplicates_and_a_tiny_ridge_give_finite_scores():
     support, labels, _, _, texts = world((6, 6))
     twice, own = np.concatenate([support, support]), np.concatenate([labels, labels])
     model = ProKeR(texts, bandwidth=2.0, ridge=1e-9, text_weight=1.0).fit(twice, own)

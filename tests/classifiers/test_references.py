@@ -120,7 +120,7 @@ def test_scores_equal_the_slow_reference(name, world):
 
 
 def test_cross_validation_picks_the_best_pair_of_its_grid(world):
-    """Against a fine grid of alpha for every beta: nothing on the grid is right more often on held-out examples."""
+    """No pair on a finer grid of alpha is more accurate on held-out examples."""
     from recollect.classifiers.heads.tip import BETA_GRID
 
     support, labels, _, texts = world
@@ -145,7 +145,7 @@ def test_cross_validation_picks_the_best_pair_of_its_grid(world):
     assert chosen >= grid
 
 
-def test_ties_go_to_the_class_met_first():
+def test_tied_votes_go_to_the_class_of_the_nearest_example():
     support = np.array([unit(np.array(row)) for row in ([1, 0.2], [1, 0.1], [0.2, 1], [0.1, 1])])
     labels = np.array([0, 1, 1, 0])
     model = classifiers.PluralityVoting(k=2).fit(support, labels)
@@ -155,8 +155,8 @@ def test_ties_go_to_the_class_met_first():
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10**6), st.sampled_from([np.float32, np.float64]))
-def test_what_else_is_asked_decides_no_vote(seed, kind):
-    """Every example occurs twice, with two labels, so all votes are ties, which the nearest decides."""
+def test_other_queries_in_the_batch_change_no_vote(seed, kind):
+    """Every example occurs twice, with two labels, so the nearest decides every vote."""
     random = np.random.default_rng(seed)
     count, width, classes = (int(random.integers(*bounds)) for bounds in ((4, 40), (2, 300), (2, 5)))
     rows = Normalizer().transform(random.normal(size=(count + 8, width))).astype(kind)
@@ -176,7 +176,7 @@ def test_plurality_caps_the_neighbors_at_the_shots_and_the_others_at_the_support
     assert classifiers.RankVoting(k=3).fit(support, labels).k_ == 3
 
 
-def test_dmns_published_weight_is_the_best_of_the_public_codes_thirteen(world):
+def test_dmns_published_preset_picks_the_best_of_the_public_codes_thirteen_weights(world):
     support, labels, _, texts = world
     model = DualMemory(texts, preset="published").fit(support, labels)
     weights = np.geomspace(1e-3, 1e3, 13)

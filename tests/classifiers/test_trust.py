@@ -1,4 +1,4 @@
-"""Temperatures, calibration error, conformal sets and what is held out, against plain references."""
+"""Temperatures, calibration error, conformal sets and hold-out plans, against plain references."""
 
 import tracemalloc
 
@@ -22,22 +22,21 @@ from recollect.classifiers.heads.calibration import (
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect_papers.peers.mixtures import DualMemory, GaussianDiscriminant
 
-METHODS = CLASSIFIERS
+
+def with_texts(model, texts):
+    return model.set_params(text_features=texts) if "text_features" in model.get_params() else model
 
 
-def fitted(name, counts=(10, 10, 10), queries=60, noise=1.2, **options):
-    support, labels, asked, own, texts = world(counts, queries=queries, noise=noise, seed=1)
-    model = getattr(classifiers, name)(**options)
-    if "text_features" in model.get_params():
-        model.set_params(text_features=texts)
-    return model.fit(support, labels), support, labels, asked, own
+def fitted(name, counts=(10, 10, 10)):
+    support, labels, queries, query_labels, texts = world(counts, queries=60, noise=1.2, seed=1)
+    return with_texts(getattr(classifiers, name)(), texts).fit(support, labels), labels, queries, query_labels
 
 
-counts_of_classes = st.lists(st.integers(1, 9), min_size=2, max_size=6)
+class_counts = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
 
-@given(counts_of_classes, st.integers(0, 99))
-def test_every_example_is_held_out_once_but_the_only_one_of_a_class(counts, seed):
+@given(class_counts, st.integers(0, 99))
+def test_every_example_but_the_only_one_of_a_class_is_held_out_once(counts, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     plan = HoldOut.of(labels)
     assert plan.rows.tolist() == [row for row, label in enumerate(labels) if counts[label] > 1]
@@ -59,7 +58,7 @@ def test_every_example_is_held_out_once_but_the_only_one_of_a_class(counts, seed
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 300.0]))
-def test_the_temperature_has_the_least_smoothed_likelihood(seed, scale):
+def test_the_temperature_maximizes_the_smoothed_likelihood(seed, scale):
     generator = np.random.default_rng(seed)
     labels = generator.integers(4, size=30)
     logits = scale * (generator.normal(size=(30, 4)) + 1.5 * np.eye(4)[labels])
@@ -75,16 +74,16 @@ def test_the_temperature_has_the_least_smoothed_likelihood(seed, scale):
     assert found <= best.fun + 1e-5 * abs(best.fun)
 
 
-def test_scores_that_mislead_get_flat_probabilities_that_keep_their_order():
+def test_misleading_scores_get_nearly_flat_probabilities():
     logits = np.array([[3.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
     temperature = fit_temperature(logits, np.array([1, 0]))
     assert np.isfinite(temperature)
     assert np.abs(logits / temperature).max() < 0.01
     assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 0])) == 1.0
-    assert np.isfinite(fit_temperature(np.eye(3), np.arange(3)))  # all right: no temperature of zero
+    assert np.isfinite(fit_temperature(np.eye(3), np.arange(3)))  # no errors, but no temperature of zero
 
 
-def test_the_calibration_error_against_a_loop():
+def test_the_calibration_error_matches_a_loop():
     generator = np.random.default_rng(0)
     probabilities = generator.dirichlet(np.ones(3), size=200)
     labels = generator.integers(3, size=200)
@@ -98,32 +97,30 @@ def test_the_calibration_error_against_a_loop():
 
 
 @given(st.integers(0, 10**6))
-def test_a_class_stays_where_its_conformal_p_value_exceeds_the_error_rate(seed):
+def test_a_set_contains_the_classes_whose_conformal_p_value_exceeds_alpha(seed):
     """The p-value counts the held-out examples of the class's group that fit no better."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(3, size=12)
-    known, asked = generator.integers(5, size=12) / 4, generator.integers(5, size=(6, 4)) / 4
+    known, scores = generator.integers(5, size=12) / 4, generator.integers(5, size=(6, 4)) / 4
     for alpha in (0.1, 0.21, 0.34, 0.6, 1e-12, 1 - 1e-12):
         group = conformal_groups(np.bincount(labels, minlength=4), alpha)
-        kept = asked >= set_thresholds(known, labels, 4, alpha)
+        kept = scores >= set_thresholds(known, labels, 4, alpha)
         for query in range(6):
             for label in range(4):
                 mine = known[group[labels] == group[label]]
-                p = (1 + (mine <= asked[query, label]).sum()) / (len(mine) + 1)
+                p = (1 + (mine <= scores[query, label]).sum()) / (len(mine) + 1)
                 assert kept[query, label] == (p > alpha)
 
 
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "ProKeR"])
-def test_sets_from_four_shots_rule_classes_out_and_hold_the_true_one_as_promised(name):
-    """Four examples of a class cannot rule it out at one in ten; those of all classes together can."""
+def test_sets_from_four_shots_rule_classes_out_and_reach_the_promised_coverage(name):
+    """Four examples of one class cannot rule it out at alpha = 0.1, but examples pooled over classes can."""
     held, sizes = [], []
     for seed in range(12):
-        support, labels, asked, own, texts = world((4,) * 8, width=24, queries=100, noise=0.9, seed=seed)
-        model = getattr(classifiers, name)()
-        if "text_features" in model.get_params():
-            model.set_params(text_features=texts)
-        kept = model.fit(support, labels).predict_set(asked, 0.1)
-        held.append(kept[np.arange(100), own].mean())
+        support, labels, queries, query_labels, texts = world((4,) * 8, width=24, queries=100, noise=0.9, seed=seed)
+        model = with_texts(getattr(classifiers, name)(), texts)
+        kept = model.fit(support, labels).predict_set(queries, 0.1)
+        held.append(kept[np.arange(100), query_labels].mean())
         sizes.append(kept.sum(axis=1).mean())
     assert 0.85 < np.mean(held) < 0.99
     assert np.mean(sizes) < 5
@@ -146,12 +143,9 @@ CLOSED_FORMS = [
 @pytest.mark.parametrize("model", CLOSED_FORMS, ids=lambda model: str(model)[:40])
 def test_held_out_scores_are_those_of_a_classifier_that_never_saw_the_row(model, counts, texts_given):
     support, labels, _, _, texts = world(counts)
-    model = clone(model)
     if isinstance(model, DualMemory) and not texts_given and max(counts) > 4:
-        pytest.skip("its memory holds the texts: where means stand in, it is measured on folds")
-    if "text_features" in model.get_params():
-        model.set_params(text_features=texts if texts_given else None)
-    model.fit(support, labels)
+        pytest.skip("its memory holds the texts; with class means instead, it is evaluated on folds")
+    model = with_texts(clone(model), texts if texts_given else None).fit(support, labels)
     plan = HoldOut.of(labels)
     for place, row in enumerate(model.loo_rows_):
         learn = np.setdiff1d(np.arange(len(labels)), plan.absent(np.array([row]))[1])
@@ -160,92 +154,89 @@ def test_held_out_scores_are_those_of_a_classifier_that_never_saw_the_row(model,
         np.testing.assert_allclose(model.loo_scores_[place], expected, rtol=1e-7, atol=2e-9)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 class TestEveryMethod:
-    def test_says_how_often_it_is_right_on_what_it_did_not_see(self, name):
-        model, _, labels, asked, own = fitted(name)
+    def test_the_held_out_accuracy_is_close_to_that_on_new_rows(self, name):
+        model, labels, queries, query_labels = fitted(name)
         assert model.loo_scores_.shape == (30, 3)
         assert model.loo_accuracy_ == (model.loo_scores_.argmax(axis=1) == labels).mean()
-        measured = (model.predict(asked) == own).mean()
+        measured = (model.predict(queries) == query_labels).mean()
         assert abs(model.loo_accuracy_ - measured) < 0.3  # three standard errors of 30 and 60 rows
         assert 0 <= model.loo_ece_ < 0.4
 
     def test_probabilities_follow_the_scores(self, name):
-        model, _, _, asked, _ = fitted(name)
-        probabilities = model.predict_proba(asked)
+        model, _, queries, _ = fitted(name)
+        probabilities = model.predict_proba(queries)
         np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
-        np.testing.assert_array_equal(probabilities.argmax(axis=1), model.scores(asked).argmax(axis=1))
+        np.testing.assert_array_equal(probabilities.argmax(axis=1), model.scores(queries).argmax(axis=1))
 
-    def test_sets_shrink_with_the_error_rate_and_mostly_hold_the_class(self, name):
-        model, _, _, asked, own = fitted(name)
-        loose, tight = model.predict_set(asked, 0.4), model.predict_set(asked, 0.1)
+    def test_sets_shrink_with_alpha_and_mostly_contain_the_class(self, name):
+        model, _, queries, query_labels = fitted(name)
+        loose, tight = model.predict_set(queries, 0.4), model.predict_set(queries, 0.1)
         assert (tight >= loose).all()
-        assert tight[np.arange(60), own].mean() > 0.75
-        assert model.predict_set(asked, 0.03).all()  # thirty examples cannot rule out at 3 in 100
+        assert tight[np.arange(60), query_labels].mean() > 0.75
+        assert model.predict_set(queries, 0.03).all()  # thirty examples cannot rule out at 3 in 100
         with pytest.raises(ValueError):
-            model.predict_set(asked, 1.0)
+            model.predict_set(queries, 1.0)
 
-    def test_one_shot_holds_nothing_out_and_says_so(self, name):
-        model, _, _, asked, _ = fitted(name, counts=(1, 1, 1))
+    def test_one_shot_has_no_held_out_figures(self, name):
+        model, _, queries, _ = fitted(name, counts=(1, 1, 1))
         assert len(model.loo_rows_) == 0
         assert np.isnan([model.loo_accuracy_, model.loo_ece_]).all()
-        assert model.predict_set(asked, 0.1).all()
-        assert (model.known_p(asked) == 1).all()
-        assert np.isfinite(model.predict_proba(asked)).all()
+        assert model.predict_set(queries, 0.1).all()
+        assert (model.known_p(queries) == 1).all()
+        assert np.isfinite(model.predict_proba(queries)).all()
 
     def test_no_row_is_scored_by_itself(self, name):
-        """A support of pure noise: what sees itself is always right, what does not guesses."""
+        """On pure noise, only a classifier that scores rows with themselves is accurate."""
         generator = np.random.default_rng(2)
         support, labels = unit(generator.normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        model = getattr(classifiers, name)()
-        if "text_features" in model.get_params():
-            model.set_params(text_features=unit(generator.normal(size=(3, 40))))
+        model = with_texts(getattr(classifiers, name)(), unit(generator.normal(size=(3, 40))))
         assert model.fit(support, labels).loo_accuracy_ < 0.6
 
 
-def one_of_each(likeness, classes=40, width=24, queries=1000):
-    """Unit rows of classes whose means have so large a share of the variance: support, labels, queries and theirs,
-    means. Channels differ in spread, and all rows share a direction, as embeddings do."""
+def one_shot_world(likeness, classes=40, width=24, queries=1000):
+    """Return support, labels, queries, query labels and class means, which have the share ``likeness`` of the variance.
+
+    Channels differ in spread and all rows share a direction, as embeddings do.
+    """
     generator = np.random.default_rng(0)
     spread = np.geomspace(2, 0.3, width)
     means = np.sqrt(likeness) * spread * generator.normal(size=(classes, width))
-    own = generator.integers(classes, size=queries)
+    query_labels = generator.integers(classes, size=queries)
 
     def around(which):
         return unit(5 + means[which] + np.sqrt(1 - likeness) * spread * generator.normal(size=(len(which), width)))
 
-    return around(np.arange(classes)), np.arange(classes), around(own), own, unit(5 + means)
+    return around(np.arange(classes)), np.arange(classes), around(query_labels), query_labels, unit(5 + means)
 
 
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "SoftmaxVoting", "ProKeR"])
 @pytest.mark.parametrize("likeness", [0.4, 0.7])
-def test_one_shot_confidence_is_right_where_classes_are_as_alike_as_was_assumed(name, likeness, monkeypatch):
+def test_one_shot_confidence_is_calibrated_where_the_assumed_likeness_holds(name, likeness, monkeypatch):
     monkeypatch.setattr(base, "LIKENESS", likeness)
-    support, labels, asked, own, texts = one_of_each(likeness)
-    model = getattr(classifiers, name)()
-    if "text_features" in model.get_params():
-        model.set_params(text_features=texts)
-    model.fit(support, labels)
-    right, sure = (model.predict(asked) == own).mean(), model.predict_proba(asked).max(axis=1).mean()
+    support, labels, queries, query_labels, texts = one_shot_world(likeness)
+    model = with_texts(getattr(classifiers, name)(), texts).fit(support, labels)
+    right, sure = (model.predict(queries) == query_labels).mean(), model.predict_proba(queries).max(axis=1).mean()
     assert sure == pytest.approx(right, abs=0.1)
     assert right > 0.1
 
 
-def test_stand_ins_of_thousands_are_drawn_from_few_rows(monkeypatch):
+def test_stand_ins_for_thousands_of_examples_need_little_memory(monkeypatch):
     monkeypatch.setattr(base, "LIKENESS", 0.0)
     generator = np.random.default_rng(0)
     spread = generator.normal(size=(3000, 6)) @ np.diag([3, 1, 1, 1, 1, 0.3]) @ generator.normal(size=(6, 6))
     support = base.unit_or_zero(50 + spread)
     tracemalloc.start()
-    made = base.stand_ins(support, generator)
+    samples = base.stand_ins(support, generator)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 20 * support.nbytes, "a square of the examples would be 500 times them"
+    assert peak < 20 * support.nbytes, "a matrix of all pairs would take 500 times as much"
     wanted = np.cov(support.T)
-    np.testing.assert_allclose(np.cov(made.T), wanted, atol=0.1 * np.abs(wanted).max())
+    np.testing.assert_allclose(np.cov(samples.T), wanted, atol=0.1 * np.abs(wanted).max())
 
 
-def test_a_temperature_found_block_by_block_is_the_same(monkeypatch):
+def test_fitting_a_temperature_in_blocks_gives_the_same_value(monkeypatch):
     generator = np.random.default_rng(0)
     labels = generator.integers(6, size=90)
     logits = generator.normal(size=(90, 6))

@@ -1,4 +1,4 @@
-"""What methods that tune weights learn, and what they leave alone."""
+"""Which weights the tuning methods change, and which they leave alone."""
 
 from dataclasses import replace
 
@@ -26,11 +26,11 @@ def training_loss(tuned, shots):
 
 
 class TestClipLora:
-    def test_it_begins_as_zero_shot(self, encoder, shots):
+    def test_without_steps_it_equals_zero_shot(self, encoder, shots):
         tuned = ClipLora(effort=0.0).fit(encoder, shots)
         np.testing.assert_array_equal(tuned.scores(shots.pictures), zero_shot(encoder, shots))
 
-    def test_it_changes_queries_keys_and_values_of_both_towers_alone(self, encoder, shots):
+    def test_it_changes_only_queries_keys_and_values_of_both_towers(self, encoder, shots):
         before = weights(encoder)
         tuned = ClipLora(steps_per_shot=2, batch=6, learning_rate=1e-2).fit(encoder, shots)
         changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
@@ -42,7 +42,7 @@ class TestClipLora:
         change = change - before["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
         assert torch.linalg.matrix_rank(change, atol=1e-6) <= 2
 
-    def test_it_fits_its_examples_and_can_be_kept(self, make_encoder, shots, tmp_path):
+    def test_it_fits_its_examples_and_can_be_saved(self, make_encoder, shots, tmp_path):
         from recollect.models import load_model
 
         encoder = make_encoder("clip")
@@ -55,7 +55,7 @@ class TestClipLora:
 
 
 class TestTwoStageTuning:
-    def test_the_first_stage_learns_norms_alone(self, encoder, shots):
+    def test_the_first_stage_trains_only_norms(self, encoder, shots):
         before = weights(encoder)
         method = TwoStageTuning(steps_per_shot=2, first_share=1.0, batch=6, learning_rate=1e-2)
         tuned = method.fit(encoder, shots)
@@ -64,35 +64,35 @@ class TestTwoStageTuning:
         assert all("norm" in name or "layrnorm" in name for name in changed)
         assert {name.split(".")[1] for name in changed} == {"text_model", "vision_model"}
         texts = tuned.encoder.embed_texts([f"a photo of a {name}." for name in shots.names])
-        torch.testing.assert_close(tuned.texts, texts)  # stage 2 of no steps is stage 1
+        torch.testing.assert_close(tuned.texts, texts)  # stage 2 has no steps here
 
-    def test_the_second_stage_learns_classes_alone(self, encoder, shots):
+    def test_the_second_stage_trains_only_the_classes(self, encoder, shots):
         before = weights(encoder)
         tuned = TwoStageTuning(steps_per_shot=20, first_share=0.0, batch=6, learning_rate=1e-2).fit(encoder, shots)
         assert all(torch.equal(tensor, before[name]) for name, tensor in tuned.encoder.state_dict().items())
         assert training_loss(tuned, shots) < training_loss(TwoStageTuning(effort=0.0).fit(encoder, shots), shots)
 
 
-def test_a_folder_keeps_a_tuned_classifier(make_encoder, shots, tmp_path):
+def test_a_tuned_classifier_can_be_saved_and_opened(make_encoder, shots, tmp_path):
     tuned = TwoStageTuning(steps_per_shot=2, batch=6).fit(make_encoder("clip"), shots)
     scores = tuned.scores(shots.pictures)
-    opened = TunedClassifier.open(tuned.save(tmp_path / "kept"), "cpu")
+    opened = TunedClassifier.open(tuned.save(tmp_path / "saved"), "cpu")
     np.testing.assert_allclose(opened.scores(shots.pictures), scores, rtol=1e-5, atol=1e-5)
     assert opened.predict(shots.pictures) == tuned.predict(shots.pictures)
     with pytest.raises(UserError):
-        tuned.save(tmp_path / "kept")
-    (tmp_path / "kept" / "tuned.safetensors").write_bytes(b"cut short")
+        tuned.save(tmp_path / "saved")
+    (tmp_path / "saved" / "tuned.safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError):
-        TunedClassifier.open(tmp_path / "kept", "cpu")
+        TunedClassifier.open(tmp_path / "saved", "cpu")
 
 
-def test_labels_may_be_integers_of_any_size(shots):
+def test_labels_may_be_integers_of_any_width(shots):
     short = LabeledPictures(shots.pictures, shots.labels.astype(np.int32), shots.names)
     assert short.labels.dtype == np.int64
     assert (short.labels == shots.labels).all()
 
 
-def test_bad_pictures_and_other_models_are_refused(shots):
+def test_invalid_pictures_and_unsupported_models_are_rejected(shots):
     with pytest.raises(UserError):
         LabeledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))
     with pytest.raises(ValueError):

@@ -1,4 +1,4 @@
-"""Small made-up support sets for the tests of this room."""
+"""Small synthetic support sets."""
 
 import inspect
 
@@ -21,13 +21,13 @@ def unit(matrix):
 
 
 def world(counts=(5, 5, 5, 5), width=12, queries=15, noise=1.0, seed=3):
-    """Support, labels, queries, query labels and class texts around random centers; ``counts`` examples a class."""
+    """Return support, labels, queries, query labels and class texts around random centers, one per entry of counts."""
     generator = np.random.default_rng(seed)
     centers = generator.normal(size=(len(counts), width))
     labels = generator.permutation(np.repeat(np.arange(len(counts)), counts))
-    asked = generator.integers(len(counts), size=queries)
+    query_labels = generator.integers(len(counts), size=queries)
 
     def around(which, spread=noise):
         return unit(centers[which] + spread * generator.normal(size=(len(which), width)))
 
-    return around(labels), labels, around(asked), asked, around(np.arange(len(counts)))
+    return around(labels), labels, around(query_labels), query_labels, around(np.arange(len(counts)))
