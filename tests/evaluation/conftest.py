@@ -1,47 +1,27 @@
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from recollect.core.types import Encoder, Sample, Source
+from recollect.core.types import Encoder, Sample
 from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.testing import SampleList
 
 
-@dataclass
-class VectorSource(Source):
-    """Images that are vectors around one direction for each class."""
-
-    name: str = "vectors"
-    classes: int = 4
-    size: int = 40
-    width: int = 8
-    seed: int = 0
-    noise: float = 0.3
-    kind = "label"
-
-    @property
-    def class_names(self):
-        return tuple(f"class {index}" for index in range(self.classes))
-
-    @property
-    def fingerprint(self):
-        return f"{self.name}-{self.classes}-{self.size}-{self.width}-{self.seed}-{self.noise}"
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        label = index % self.classes
-        vector = np.random.default_rng([self.seed, index]).normal(size=self.width) * self.noise
-        vector[label] += 1
-        extra = {"domain": "odd" if index % 2 else "even"}
-        return Sample(vector.astype(np.float32), (), label, self.name, "label", f"row-{index}", extra)
+def vector_source(name="vectors", size=40, seed=0, noise=0.3):
+    """Return a source of vectors instead of images, around one direction per class."""
+    samples = []
+    for index in range(size):
+        vector = np.random.default_rng([seed, index]).normal(size=8) * noise
+        vector[index % 4] += 1
+        domain = {"domain": "odd" if index % 2 else "even"}
+        samples.append(Sample(vector.astype(np.float32), (), index % 4, name, "label", f"row-{index}", domain))
+    return SampleList(name, samples, "label", tuple(f"class {index}" for index in range(4)))
 
 
 class VectorEncoder(Encoder):
-    """Embeds vectors as they are, and a text by the class number in it."""
+    """Normalizes vectors, and embeds a text by the class number in it."""
 
     width = 8
 
@@ -69,7 +49,7 @@ class VectorEncoder(Encoder):
 
 @pytest.fixture
 def source():
-    return VectorSource()
+    return vector_source()
 
 
 @pytest.fixture
@@ -79,13 +59,13 @@ def encoder():
 
 @pytest.fixture
 def task():
-    support, query = VectorSource("support", size=160), VectorSource("query", size=100, seed=1)
+    support, query = vector_source("support", size=160), vector_source("query", size=100, seed=1)
     return ClassificationTask("vectors", support, query, support.class_names, ("a photo of {}.", "a drawing of {}."))
 
 
 @pytest.fixture
 def make_source():
-    return VectorSource
+    return vector_source
 
 
 @pytest.fixture

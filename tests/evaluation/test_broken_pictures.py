@@ -1,4 +1,4 @@
-"""One broken picture ends no evaluation: it is left out, named and counted."""
+"""A broken picture does not stop an evaluation: it is skipped, listed and counted."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from recollect.testing import HashEncoder, SampleList
 
 
 class Damaged(SampleList):
-    """Samples some of which cannot be opened."""
+    """A source with unreadable samples."""
 
     broken = frozenset()
 
@@ -44,27 +44,27 @@ def damaged(name, count, broken, classes=2):
     return source
 
 
-def test_features_are_those_of_the_pictures_that_can_be_read(tmp_path, capfd):
+def test_broken_pictures_have_no_features(tmp_path, capfd):
     source = damaged("set", 40, {3, 39})
     whole = image_features(HashEncoder(), damaged("set", 40, ()))
-    for _ in range(2):  # embedded, then from the cache
+    for _ in range(2):  # computed, then cached
         found = image_features(HashEncoder(), source, FeatureCache(tmp_path), block=16)
-        kept = [row for row in range(40) if row not in source.broken]
-        assert found.rows.tolist() == kept
-        assert found.ids == tuple(map(str, kept))
-        np.testing.assert_array_equal(found.labels, whole.labels[kept])
-        np.testing.assert_array_equal(found.images, whole.images[kept])
-    said = capfd.readouterr().err
-    assert "set, row 3: cut short; skipped" in said
-    assert "skipped 2 of 40 images that cannot be read" in said
+        readable = [row for row in range(40) if row not in source.broken]
+        assert found.rows.tolist() == readable
+        assert found.ids == tuple(map(str, readable))
+        np.testing.assert_array_equal(found.labels, whole.labels[readable])
+        np.testing.assert_array_equal(found.images, whole.images[readable])
+    printed = capfd.readouterr().err
+    assert "set, row 3: cut short; skipped" in printed
+    assert "skipped 2 of 40 images that cannot be read" in printed
 
 
-def test_a_source_that_is_mostly_broken_still_stops_the_evaluation():
+def test_too_many_broken_pictures_stop_the_evaluation():
     with pytest.raises(UserError, match=r"more than 10\.0%"):
         image_features(HashEncoder(), damaged("set", 40, range(6)))
 
 
-def test_shots_are_drawn_among_the_examples_that_can_be_read():
+def test_shots_are_drawn_from_the_readable_examples():
     query, names = damaged("query", 20, {0}), ("class 0", "class 1")
     settings = Protocol(("prototype",), (1, 2, 4), (0, 1))
     whole = [row for row in range(30) if row != 4]
@@ -77,15 +77,15 @@ def test_shots_are_drawn_among_the_examples_that_can_be_read():
     assert found.settings["queries"] == 19
 
 
-def test_a_pool_with_a_broken_picture_is_searched_without_it():
+def test_retrieval_leaves_broken_pictures_out_of_the_pool():
     count = 30
     source = damaged("pool", count, {7})
     texts = tuple(f"text {row}" for row in range(count))
     task = RetrievalTask("pool", source, texts, tuple((row,) for row in range(count)), ("d",) * count, (False,) * count)
-    kept = [row for row in range(count) if row != 7]
-    rest = SampleList("pool", [source.samples[row] for row in kept], "label", source.class_names)
+    readable = [row for row in range(count) if row != 7]
+    remaining = SampleList("pool", [source.samples[row] for row in readable], "label", source.class_names)
     fewer = RetrievalTask(
-        "pool", rest, tuple(texts[row] for row in kept), tuple((row,) for row in range(count - 1)),
+        "pool", remaining, tuple(texts[row] for row in readable), tuple((row,) for row in range(count - 1)),
         ("d",) * (count - 1), (False,) * (count - 1),
     )  # fmt: skip
     found, expected = (retrieval(HashEncoder(), each, model="m") for each in (task, fewer))

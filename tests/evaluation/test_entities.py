@@ -1,4 +1,4 @@
-"""Entity recognition: seen and unseen classes are candidates for one another."""
+"""Entity recognition: seen and unseen classes compete with each other."""
 
 import shutil
 
@@ -7,28 +7,12 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, Sample, Source
+from recollect.core.types import Encoder, Sample
 from recollect.evaluation.entities import best_and_confidence, entities, open_entities
 from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.testing import SampleList
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
-
-
-class Pictures(Source):
-    """Each picture is a vector; those of class ``c`` point to axis ``c`` unless they are told to err."""
-
-    name, kind, class_names = "pictures", "label", NAMES
-
-    def __init__(self, shown):
-        self.shown = shown  # pairs of the true class and the one that the picture looks like
-        self.fingerprint = repr(shown)
-
-    def __len__(self):
-        return len(self.shown)
-
-    def __getitem__(self, index):
-        label, looks = self.shown[index]
-        return Sample(np.eye(4, dtype=np.float32)[looks], (), label, self.name, "label", str(index))
 
 
 class Axes(Encoder):
@@ -42,27 +26,33 @@ class Axes(Encoder):
 
 
 def task(shown):
-    return ClassificationTask("entities", Pictures([]), Pictures(shown), NAMES, ("{}",))
+    """Return a task with unit vectors as pictures, from pairs of the true class and the class that each looks like."""
+    samples = [
+        Sample(np.eye(4, dtype=np.float32)[looks], (), label, "pictures", "label", str(number))
+        for number, (label, looks) in enumerate(shown)
+    ]
+    support, query = (SampleList("pictures", each, "label", NAMES) for each in ([], samples))
+    return ClassificationTask("entities", support, query, NAMES, ("{}",))
 
 
-def test_seen_and_unseen_are_judged_apart_among_all_candidates():
+def test_seen_and_unseen_classes_are_scored_separately_among_all_candidates():
     seen = np.array([True, True, False, False])
-    # Seen: three of four right. Unseen: one right, one taken for another unseen and two for a seen class.
+    # Seen: three of four right. Unseen: one right, one mistaken for another unseen class, two for seen ones.
     shown = [(0, 0), (0, 0), (1, 1), (1, 3), (2, 2), (2, 3), (3, 0), (3, 1)]
     result = entities(Axes(), task(shown), seen, model="m", seed=3)
     assert [row["metric"] for row in result.rows] == ["seen", "unseen", "harmonic mean"]
     assert [row["value"] for row in result.rows] == pytest.approx([75, 25, 2 / (1 / 75 + 1 / 25)])
-    # One cosine of 1 and three of 0 at CLIP's scale of 100: every picture is sure, so the error is the share of wrong.
+    # One cosine of 1 and three of 0 at CLIP's scale of 100: every prediction is certain, so the ECE is the error rate.
     assert [row["ece"] for row in result.rows] == pytest.approx([25, 75, 50])
     assert (result.settings["classes"], result.settings["unseen classes"]) == (4, 2)
     assert (result.settings["queries"], result.settings["unseen queries"]) == (8, 4)
 
 
-def test_best_and_confidence_are_those_of_the_softmax_over_all_candidates(monkeypatch):
+def test_best_and_confidence_match_a_softmax_over_all_candidates(monkeypatch):
     random = np.random.default_rng(0)
     images, texts = (random.normal(size=(n, 6)).astype(np.float32) for n in (7, 23))
     images, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, texts))
-    texts[[20, 21, 9]] = texts[4], texts[4], texts[5]  # equals, within a block and over two: the first is meant
+    texts[[20, 21, 9]] = texts[4], texts[4], texts[5]  # ties within and across blocks go to the first
     scores = images.astype(np.float64) @ texts.T.astype(np.float64)
     wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
     monkeypatch.setattr("recollect.evaluation.entities._IMAGE_BLOCK", 3)
@@ -73,7 +63,7 @@ def test_best_and_confidence_are_those_of_the_softmax_over_all_candidates(monkey
     np.testing.assert_allclose(found, wanted.max(axis=1), rtol=9 * 8 * 2**-23)
 
 
-def test_splits_say_which_entities_are_seen(tmp_path):
+def test_entities_of_the_train_split_are_seen(tmp_path):
     from PIL import Image
 
     for split, names in (("train", ("cat", "owl")), ("test", ("newt", "owl"))):
@@ -88,15 +78,15 @@ def test_splits_say_which_entities_are_seen(tmp_path):
         open_entities(str(tmp_path), "train", "test", ("{}",))
 
 
-def test_other_pictures_models_or_seen_classes_are_another_evaluation():
+def test_other_pictures_models_or_seen_classes_change_the_file_name():
     seen, shown = np.array([True, True, False, False]), [(0, 0), (1, 1), (2, 2), (3, 3)]
     other = Axes()
     other.fingerprint = "other axes"
-    made = [
+    results = [
         entities(Axes(), task(shown), seen, model="m"),
         entities(Axes(), task(shown[::-1]), seen, model="m"),
         entities(Axes(), task(shown), ~seen, model="m"),
         entities(other, task(shown), seen, model="m"),
     ]
-    assert len({result.file_name for result in made}) == 4
-    assert entities(Axes(), task(shown), seen, model="m").file_name == made[0].file_name
+    assert len({result.file_name for result in results}) == 4
+    assert entities(Axes(), task(shown), seen, model="m").file_name == results[0].file_name

@@ -3,10 +3,7 @@ import pytest
 
 from recollect.classifiers.texts import prompt_ensemble, prompts_and_ensemble
 from recollect.core.errors import UserError
-from recollect.evaluation.features import (
-    FeatureCache,
-    image_features,
-)
+from recollect.evaluation.features import FeatureCache, image_features
 
 
 def test_features_are_the_embeddings_in_the_order_of_the_source(source, encoder):
@@ -29,7 +26,7 @@ def test_cached_features_are_the_same_and_cost_no_embedding(source, encoder, tmp
     assert (first.ids, first.domains) == (second.ids, second.domains)
 
 
-def test_another_model_or_other_data_never_reads_the_cache(source, encoder, make_encoder, make_source, tmp_path):
+def test_the_cache_is_never_used_for_another_model_or_other_data(source, encoder, make_encoder, make_source, tmp_path):
     cache = FeatureCache(tmp_path)
     image_features(encoder, source, cache)
     assert cache.load(encoder, source) is not None
@@ -37,12 +34,12 @@ def test_another_model_or_other_data_never_reads_the_cache(source, encoder, make
     assert cache.load(encoder, make_source(noise=0.31)) is None
 
 
-def test_a_damaged_cache_file_is_made_anew(source, encoder, tmp_path):
+def test_a_damaged_cache_file_is_rebuilt(source, encoder, tmp_path):
     cache = FeatureCache(tmp_path)
     whole = image_features(encoder, source, cache)
     path = cache.path(encoder, source)
-    kept = path.read_bytes()
-    for damaged in (kept[:200], kept[:-1] + bytes([kept[-1] ^ 1]), kept.replace(b"row-3", b"row-7", 1)):
+    intact = path.read_bytes()
+    for damaged in (intact[:200], intact[:-1] + bytes([intact[-1] ^ 1]), intact.replace(b"row-3", b"row-7", 1)):
         path.write_bytes(damaged)
         assert cache.load(encoder, source) is None
         again = image_features(encoder, source, cache)
@@ -51,14 +48,14 @@ def test_a_damaged_cache_file_is_made_anew(source, encoder, tmp_path):
         assert cache.load(encoder, source) is not None
 
 
-def test_an_empty_source_and_broken_weights_are_said(encoder, make_source):
+def test_an_empty_source_and_nan_embeddings_are_errors(encoder, make_source):
     with pytest.raises(UserError):
         image_features(encoder, make_source(size=0))
     with pytest.raises(UserError):
         image_features(encoder, make_source(noise=float("nan")))
 
 
-def test_the_ensemble_is_normalize_average_normalize(encoder):
+def test_the_ensemble_is_the_normalized_mean_of_normalized_embeddings(encoder):
     prompts = [["a 0", "the 0", "one 0"], ["a 1"]]
     found = prompt_ensemble(encoder, prompts)
     for row, texts in zip(found, prompts, strict=True):
@@ -66,9 +63,9 @@ def test_the_ensemble_is_normalize_average_normalize(encoder):
         np.testing.assert_allclose(row, mean / np.linalg.norm(mean), atol=1e-6)
 
 
-def test_prompts_one_by_one_stand_beside_their_ensemble(encoder):
+def test_single_prompts_are_returned_with_their_ensemble(encoder):
     prompts = [["a 0", "the 0", "one 0"], ["a 1", "the 1"]]
     each, texts = prompts_and_ensemble(encoder, prompts)
     np.testing.assert_array_equal(texts, prompt_ensemble(encoder, prompts))
-    assert each.shape == (2, 2, 8)  # as many as the class with fewest has
+    assert each.shape == (2, 2, 8)  # as many as the class with the fewest prompts
     np.testing.assert_allclose(each[1], encoder.embed_texts(["a 1", "the 1"]), atol=1e-6)

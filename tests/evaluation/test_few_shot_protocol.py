@@ -1,4 +1,4 @@
-"""The engine gives what fitting every estimator by itself gives; supports are nested, classes and draws as asked."""
+"""The few-shot protocol, against fitting every estimator separately."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from recollect_papers.peers.trained import ClipAdapter
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Trained methods with few steps: what is tested is the engine."""
+    """Train for few steps, since these tests are about the protocol."""
     monkeypatch.setitem(FEW_SHOT_METHODS, "ape-t", lambda texts, scale: ApeTrained(texts, epochs=3, scale=scale))
     monkeypatch.setitem(
         FEW_SHOT_METHODS, "clip-adapter", lambda texts, scale: ClipAdapter(texts, epochs=5, scale=scale)
@@ -38,24 +38,29 @@ def task():
     classes, width = 6, 16
     centers = random.standard_normal((classes, width))
     labels = random.permutation(np.repeat(np.arange(classes), [5, 6, 7, 8, 9, 10]))
-    asked = random.integers(classes, size=150)
-    asked[asked == 5] = np.where(random.random((asked == 5).sum()) < 0.5, 5, 0)  # unbalanced
+    query_labels = random.integers(classes, size=150)
+    query_labels[query_labels == 5] = np.where(random.random((query_labels == 5).sum()) < 0.5, 5, 0)  # unbalanced
 
     def around(which, noise):
         return unit(centers[which] + noise * random.standard_normal((len(which), width)))
 
     return FewShotTask(
-        around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0), scale=20.0
+        around(labels, 1.5),
+        labels,
+        around(query_labels, 1.5),
+        query_labels,
+        around(np.arange(classes), 1.0),
+        scale=20.0,
     )
 
 
 def fitted_alone(task, name, shots, seed):
-    """The estimator fitted as its user would fit it."""
+    """Fit the estimator outside the protocol."""
     rows = nested_supports(task.support_labels, len(task.texts), SHOTS[-1], seed)[:shots].ravel()
     return FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], task.support_labels[rows])
 
 
-def test_prompts_are_weighed_where_the_task_has_them(task):
+def test_methods_that_weigh_prompts_get_those_of_the_task(task):
     noise = np.random.default_rng(3).standard_normal((len(task.texts), 5, task.texts.shape[1]))
     prompts = unit((task.texts[:, None] + noise).reshape(-1, noise.shape[2])).reshape(noise.shape).astype(np.float32)
     several = replace(task, prompts=prompts)
@@ -68,8 +73,8 @@ def test_prompts_are_weighed_where_the_task_has_them(task):
 
 
 @pytest.mark.parametrize("name", FEW_SHOT_METHODS)
-def test_every_method_gives_what_its_estimator_gives_alone(task, name):
-    """Where an estimator's best two scores are equal up to rounding, either class may be predicted."""
+def test_every_method_matches_its_estimator_fitted_alone(task, name):
+    """If an estimator's best two scores are equal up to rounding, either class may be predicted."""
     labels = task.query_labels
     found = {
         metric: run_protocol(task, Protocol((name,), SHOTS, SEEDS, metric)) for metric in ("top-1", "mean per class")
@@ -90,8 +95,8 @@ def share(right, labels, metric):
     return right.mean() if metric == "top-1" else np.mean([right[labels == each].mean() for each in np.unique(labels)])
 
 
-def test_the_block_decides_memory_not_figures(task, monkeypatch):
-    monkeypatch.setattr(engine, "SET_ALPHA", 0.4)  # at which five examples can rule a class out
+def test_the_block_size_changes_no_result(task, monkeypatch):
+    monkeypatch.setattr(engine, "SET_ALPHA", 0.4)  # five examples can rule out a class
     names = ("prototype", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda")
     whole = run_protocol(task, Protocol(names, SHOTS, SEEDS))
     monkeypatch.setattr(engine, "MOST_NUMBERS", 1_000)
@@ -104,8 +109,7 @@ def test_the_block_decides_memory_not_figures(task, monkeypatch):
 @pytest.mark.parametrize("name", ["prototype", "tip-adapter-cv", "softmax+zero-shot", "gda", "proker"])
 def test_trust_is_measured_on_the_queries(task, name):
     (row,) = run_protocol(task, Protocol((name,), (5,), (3,)))
-    rows = nested_supports(task.support_labels, len(task.texts), 5, 3).ravel()
-    model = FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], task.support_labels[rows])
+    model = fitted_alone(task, name, 5, 3)
     error = expected_calibration_error(model.predict_proba(task.queries), task.query_labels)
     kept = model.predict_set(task.queries, 0.1)
     held = kept[np.arange(len(kept)), task.query_labels].mean()
@@ -114,10 +118,10 @@ def test_trust_is_measured_on_the_queries(task, name):
     assert row["loo"] == pytest.approx(100 * model.loo_accuracy_)
 
 
-def test_one_shot_has_nothing_left_out_and_zero_shot_no_sets(task):
+def test_one_shot_and_zero_shot_have_no_held_out_figures(task):
     rows = {row["method"]: row for row in run_protocol(task, Protocol(("zero-shot", "linear-probe"), (1,), (0,)))}
     for name in ("loo", "coverage", "set_size"):
-        assert name not in rows["linear-probe"], "no example can be held out, so there are no such figures"
+        assert name not in rows["linear-probe"], "no example can be held out"
         assert name not in rows["zero-shot"]
     assert 0 <= rows["zero-shot"]["ece"] <= 100
 
@@ -131,7 +135,7 @@ def test_the_models_scale_reaches_the_methods_that_need_it(task):
     assert {name for name, seed in same if same[name, seed] != other[name, seed]} == {"softmax+zero-shot"}
 
 
-def test_supports_are_nested_and_from_their_classes():
+def test_supports_are_nested_and_have_the_right_classes():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 9))
     order = nested_supports(labels, 4, 7, seed=1)
     assert order.shape == (7, 4)
@@ -141,7 +145,7 @@ def test_supports_are_nested_and_from_their_classes():
     assert (order != nested_supports(labels, 4, 7, seed=2)).any()
 
 
-def test_a_class_with_fewer_examples_gives_all_that_it_has(task):
+def test_short_classes_contribute_all_their_examples(task):
     """Equal to each estimator fitted separately on the available examples; larger classes keep their draws."""
     short = np.concatenate([np.flatnonzero(task.support_labels != 1), np.flatnonzero(task.support_labels == 1)[:3]])
     few = FewShotTask(
@@ -167,7 +171,7 @@ def test_shots_ascend_from_one(shots):
         Protocol(("prototype",), shots, (0,))
 
 
-def test_embeddings_that_are_not_finite_or_do_not_fit(task):
+def test_embeddings_that_are_not_finite_or_of_another_width_are_errors(task):
     broken = task.queries.copy()
     broken[3, 2] = np.nan
     with pytest.raises(ValueError):

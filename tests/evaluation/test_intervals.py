@@ -1,4 +1,4 @@
-"""Intervals of recalls whose queries hang together, against drawing pictures one by one."""
+"""Confidence intervals of recalls with dependent queries, against the bootstrap over pictures."""
 
 import numpy as np
 import pytest
@@ -12,25 +12,21 @@ def mean_interval(hit, clusters):
     return Kinds.of(hit, clusters).interval(least=0.0)
 
 
-def gain_kinds(hit, before, clusters):
-    return Kinds.of(hit.astype(int) - before.astype(int), clusters)
-
-
 def gain_interval(hit, before, clusters):
-    return gain_kinds(hit, before, clusters).interval(least=-1.0)
+    return Kinds.of(hit.astype(int) - before.astype(int), clusters).interval(least=-1.0)
 
 
 def gain_test(hit, before, clusters):
-    return gain_kinds(hit, before, clusters).sign_test()
+    return Kinds.of(hit.astype(int) - before.astype(int), clusters).sign_test()
 
 
 def five_captions(generator, pictures=200, share=0.3):
-    """Whether each of five captions of each picture finds it: some pictures are easy, others hard."""
+    """Return hits of five captions per picture, and their pictures, some easy and some hard."""
     easy = generator.beta(0.6 * share, 0.6 * (1 - share), pictures)
     return (generator.random((pictures, 5)) < easy[:, None]).ravel(), np.repeat(np.arange(pictures), 5)
 
 
-def test_the_interval_is_that_of_drawing_pictures():
+def test_the_interval_matches_a_bootstrap_over_pictures():
     generator = np.random.default_rng(0)
     hit, clusters = five_captions(generator)
     low, high = mean_interval(hit, clusters)
@@ -38,10 +34,10 @@ def test_the_interval_is_that_of_drawing_pictures():
     assert low == pytest.approx(np.quantile(means, 0.025), abs=0.006)
     assert high == pytest.approx(np.quantile(means, 0.975), abs=0.006)
     alone = mean_interval(hit, np.arange(1000))
-    assert high - low > 1.3 * (alone[1] - alone[0])  # captions of one picture are no independent witnesses
+    assert high - low > 1.3 * (alone[1] - alone[0])  # captions of one picture are not independent
 
 
-def test_it_covers_the_truth_as_often_as_it_says():
+def test_the_interval_has_its_nominal_coverage():
     generator, covered = np.random.default_rng(1), 0
     for _ in range(300):
         low, high = mean_interval(*five_captions(generator))
@@ -50,24 +46,27 @@ def test_it_covers_the_truth_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("number", [1, 5, 125])
-def test_none_of_a_few_is_no_certainty(number):
-    """Clopper and Pearson: the share at which all misses have a chance of 2.5 %."""
+def test_no_hits_among_a_few_queries_leave_a_wide_interval(number):
+    """Clopper and Pearson: the upper end is the recall at which all misses have a probability of 2.5 %."""
     nothing = np.zeros(number, dtype=bool)
     low, high = mean_interval(nothing, np.arange(number))
     assert low == 0
     assert (1 - high) ** number == pytest.approx(0.025)
     assert mean_interval(~nothing, np.arange(number)) == (pytest.approx(1 - high), 1.0)
-    assert mean_interval(np.repeat(nothing, 5), np.repeat(np.arange(number), 5)) == (low, high)  # as many pictures
+    assert mean_interval(np.repeat(nothing, 5), np.repeat(np.arange(number), 5)) == (
+        low,
+        high,
+    )  # the same number of pictures
     unchanged = gain_interval(nothing, nothing, np.arange(number))
     assert unchanged == (pytest.approx(-high), pytest.approx(high))
     one_of_five, pictures = np.tile(np.arange(5) == 0, number), np.repeat(np.arange(number), 5)
-    alike = (pytest.approx(max(0, 0.2 - high)), pytest.approx(min(1, 0.2 + high)))
-    assert mean_interval(one_of_five, pictures) == alike  # no certainty either, though the queries differ
-    assert gain_interval(one_of_five, np.zeros_like(one_of_five), pictures)[1] == alike[1]
+    expected = (pytest.approx(max(0, 0.2 - high)), pytest.approx(min(1, 0.2 + high)))
+    assert mean_interval(one_of_five, pictures) == expected  # wide too, although the queries differ
+    assert gain_interval(one_of_five, np.zeros_like(one_of_five), pictures)[1] == expected[1]
 
 
 @given(st.integers(0, 10_000), st.integers(2, 30))
-def test_an_interval_holds_its_share(seed, number):
+def test_an_interval_contains_its_estimate(seed, number):
     generator = np.random.default_rng(seed)
     hit, before = generator.random((2, number)) < 0.5
     clusters = generator.integers(0, 5, number)
@@ -79,7 +78,7 @@ def test_an_interval_holds_its_share(seed, number):
     assert 0 < gain_test(hit, before, clusters) <= 1
 
 
-def test_the_p_value_is_that_of_drawn_signs_and_fair_where_nothing_differs():
+def test_the_p_value_matches_random_signs_and_is_uniform_under_the_null():
     generator = np.random.default_rng(2)
     hit, clusters = five_captions(generator, 60)
     before, _ = five_captions(generator, 60)

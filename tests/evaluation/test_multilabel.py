@@ -1,4 +1,4 @@
-"""Mean average precision of pictures with several labels: by formula, from tables, and as a command."""
+"""Mean average precision of multi-label data: formulas, tables and the command."""
 
 import io
 import json
@@ -20,7 +20,7 @@ NAMES = ("cat", "dog", "owl")
 
 
 @given(st.integers(0, 10**6))
-def test_average_precision_is_scikit_learns_where_no_scores_are_equal(seed):
+def test_average_precision_matches_scikit_learn_without_ties(seed):
     random = np.random.default_rng(seed)
     shows = random.random(20) < 0.4
     shows[0] = True
@@ -38,7 +38,7 @@ def test_average_precision_is_scikit_learns_where_no_scores_are_equal(seed):
     assert eleven_points(scores, shows) == pytest.approx(np.mean(slow))
 
 
-def test_of_equal_scores_the_wrong_come_first():
+def test_tied_negatives_rank_first():
     for of_class in (average_precision, eleven_points):
         assert of_class(np.ones(4), np.array([True, False, False, False])) == 0.25
     with pytest.raises(ValueError):
@@ -66,7 +66,7 @@ def shows():
 
 
 @pytest.mark.parametrize("form", ["names", "numbers", "flags"])
-def test_lists_of_every_form_are_the_same_task(shows, form, tmp_path):
+def test_names_numbers_and_flags_give_the_same_task(shows, form, tmp_path):
     as_form = {
         "names": lambda row: [NAMES[place] for place in np.flatnonzero(row)],
         "numbers": lambda row: np.flatnonzero(row).tolist(),
@@ -79,8 +79,8 @@ def test_lists_of_every_form_are_the_same_task(shows, form, tmp_path):
     np.testing.assert_array_equal(task.query_shows, shows[24:])
 
 
-class Seeing(HashEncoder):
-    """Embeds a picture of row r by what it shows."""
+class Oracle(HashEncoder):
+    """Embeds each picture as its label vector."""
 
     def __init__(self, shows):
         super().__init__(width=3)
@@ -99,10 +99,10 @@ class Seeing(HashEncoder):
         return torch.eye(3)[[NAMES.index(text) for text in texts]]
 
 
-def test_an_encoder_that_sees_everything_is_nearly_perfect(shows, tmp_path):
+def test_a_perfect_encoder_scores_nearly_100(shows, tmp_path):
     spec = table(tmp_path / "set.parquet", [[NAMES[place] for place in np.flatnonzero(row)] for row in shows])
     task = multilabel_task(spec, support="train", templates=("{}",))
-    result = multilabel(Seeing(shows), task, model="m")
+    result = multilabel(Oracle(shows), task, model="m")
     values = {(row["method"], row["metric"]): row["value"] for row in result.rows}
     assert values["probe", "mean average precision"] > 95
     assert values["zero-shot", "11 points"] > 80
@@ -112,14 +112,14 @@ def test_an_encoder_that_sees_everything_is_nearly_perfect(shows, tmp_path):
     assert blind.file_name != result.file_name
 
 
-def test_a_tested_picture_is_not_learned_from(shows, tmp_path):
+def test_support_and_query_must_not_overlap(shows, tmp_path):
     spec = table(tmp_path / "set.parquet", [[NAMES[place] for place in np.flatnonzero(row)] for row in shows])
     with pytest.raises(UserError):
         multilabel_task(spec, support="all")
     assert multilabel_task(spec, query="train").support is None
 
 
-def test_other_labels_are_refused(shows, tmp_path):
+def test_unusable_labels_are_rejected(shows, tmp_path):
     with pytest.raises(UserError):
         multilabel_task(table(tmp_path / "one.parquet", ["cat", "dog"] * 18))
     numbers = [np.flatnonzero(row).tolist() for row in shows]
@@ -131,7 +131,7 @@ def test_other_labels_are_refused(shows, tmp_path):
         multilabel_task(table(tmp_path / "few.parquet", [[0, 1]] * 36), names=NAMES)
 
 
-def test_the_command_prints_and_writes_both(shows, tmp_path, monkeypatch, capsys):
+def test_the_command_evaluates_zero_shot_and_the_probe(shows, tmp_path, monkeypatch, capsys):
     from recollect import cli
     from recollect.cli import evaluations
 

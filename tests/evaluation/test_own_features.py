@@ -1,4 +1,4 @@
-"""The few-shot protocol on embeddings from files, as a user runs it."""
+"""The few-shot command on embeddings from files."""
 
 import json
 
@@ -26,7 +26,7 @@ def world():
     random = np.random.default_rng(0)
     centers, labels = random.normal(size=(3, 8)), np.arange(60) % 3
     rows = centers[labels] + random.normal(size=(60, 8))
-    return rows * 3, labels, unit(centers + random.normal(size=(3, 8)))  # not of unit norm: any embeddings will do
+    return rows * 3, labels, unit(centers + random.normal(size=(3, 8)))  # not of unit norm
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def expected(world, methods, texts=True):
     return {(row["method"], row["shots"], row["seed"]): row["value"] for row in found}
 
 
-def test_a_parquet_file_with_texts_gives_what_the_protocol_gives(files, world, capsys):
+def test_a_parquet_file_with_texts_matches_the_protocol(files, world, capsys):
     methods = ("zero-shot", "prototype", "proker")
     run("--features", files / "own.parquet", "--texts", files / "texts.parquet", "--methods", *methods, *SHOTS,
         "--out", files / "out.json")  # fmt: skip
@@ -70,7 +70,7 @@ def test_a_parquet_file_with_texts_gives_what_the_protocol_gives(files, world, c
     assert "proker" in capsys.readouterr().out
 
 
-def test_arrays_give_what_the_table_gives_but_for_rounding(files, world):
+def test_arrays_match_the_table_up_to_rounding(files, world):
     features = ("--features", files / "train.npy", files / "test.npy")
     labels = ("--feature-labels", files / "train-labels.npy", files / "test-labels.npy")
     methods = ("zero-shot", "prototype")
@@ -79,7 +79,7 @@ def test_arrays_give_what_the_table_gives_but_for_rounding(files, world):
     assert found == pytest.approx(expected(world, methods), abs=5)
 
 
-def test_without_texts_class_means_stand_in_for_every_method_but_zero_shot(world):
+def test_without_texts_all_methods_but_zero_shot_use_class_means(world):
     methods = ("prototype", "tip-adapter", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda", "dmn-tf", "proker")
     rows, labels, _ = world
     found = expected(world, methods, texts=False)
@@ -94,7 +94,7 @@ def test_without_texts_class_means_stand_in_for_every_method_but_zero_shot(world
         expected(world, ("zero-shot",), texts=False)
 
 
-def test_one_file_without_splits_is_halved_class_by_class(files, capsys):
+def test_a_file_without_splits_is_halved_per_class(files, capsys):
     run("--features", files / "train.npy", "--feature-labels", files / "train-labels.npy", *SHOTS,
         "--out", files / "out.json")  # fmt: skip
     _, result = figures(files / "out.json")
@@ -103,8 +103,8 @@ def test_one_file_without_splits_is_halved_class_by_class(files, capsys):
     assert "train.npy" in " ".join(capsys.readouterr().err.split())
 
 
-def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, world, capsys):
-    """Numbers as pandas leaves them, bytes, letters in the Mac's form; and as many shots as every class has."""
+def test_equal_labels_of_any_dtype_match_and_small_classes_can_be_dropped(files, world, capsys):
+    """Labels as floats (pandas), bytes and decomposed Unicode (macOS); shots up to the size of the smallest class."""
     rows, labels, _ = world
     for name, written in (("bytes", NAMES.astype(bytes)), ("number", np.array(["0", "1", "2"])),
                           ("letter", np.array(["é", "b", "c"]))):  # fmt: skip
@@ -156,7 +156,7 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
         (["--features", "pickle.npy", "--feature-labels", "train-labels.npy"], "pickle.npy"),
     ],
 )  # fmt: skip
-def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch):
+def test_bad_files_give_a_one_line_error(files, words, message, capsys, monkeypatch):
     monkeypatch.chdir(files)
     np.save("wide.npy", np.ones((3, 5)))
     np.save("pickle.npy", np.array([{"a": 1}] * 36), allow_pickle=True)
@@ -176,7 +176,7 @@ def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_class_texts_in_the_order_of_numbered_labels_name_the_right_classes(tmp_path):
+def test_class_texts_follow_the_numeric_order_of_labels(tmp_path):
     texts = np.eye(12)
     labels = np.repeat(np.arange(12), 3)
     for name, array in (("x", texts[labels]), ("y", labels), ("t", texts)):

@@ -33,12 +33,14 @@ def test_panels_fill_rows_of_equal_length(panels, shape):
     assert sum(axis.get_visible() for axis in curves.axes) == panels
 
 
-def test_figures_show_what_the_table_says():
+def test_figures_show_the_values_of_the_table():
     curves = plots.few_shot_curves(frame(), ["base", "context"], ["tip-adapter"], {"base": 45.0})
     lines = [bars.lines[0] for bars in curves.axes[0].containers]
     assert [list(line.get_ydata()) for line in lines] == [[52, 55, 83], [55, 58, 86]]
-    looks = [(line.get_marker(), line.get_linestyle(), line.get_color(), tuple(line.get_xdata())) for line in lines]
-    assert all(len(set(each)) == len(lines) for each in zip(*looks, strict=True)), "curves that agree can all be seen"
+    styles = [(line.get_marker(), line.get_linestyle(), line.get_color(), tuple(line.get_xdata())) for line in lines]
+    assert all(len(set(each)) == len(lines) for each in zip(*styles, strict=True)), (
+        "coinciding curves can be told apart"
+    )
     per_set = plots.gain_per_data_set(frame(), "context", "base", "tip-adapter", 32)
     assert [patch.get_height() for patch in per_set.axes[0].patches] == [3.0, 3.0, 3.0]
     assert per_set.get_supxlabel() == "mean of 3 training seeds"
@@ -52,7 +54,7 @@ def test_figures_show_what_the_table_says():
     }
 
 
-def test_a_figure_is_saved_in_the_format_of_its_ending(tmp_path):
+def test_the_file_extension_sets_the_format_of_a_figure(tmp_path):
     figure, _ = plots.new_figure()
     for ending, magic in {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}.items():
         plots.save_figure(figure, tmp_path / f"figure.{ending}")

@@ -1,4 +1,4 @@
-"""Captions that a pool's episodes learn from."""
+"""Captions that the episodes of a pool train on."""
 # ruff: noqa: F401, F811
 
 import pytest
@@ -9,14 +9,14 @@ from recollect.evaluation.pools import held_out, true_captions
 
 
 def test_held_out_captions_are_reserved_and_true_ones_are_not(pictures):
-    apart, ceiling = held_out(pictures), true_captions(pictures)
-    assert apart.captions == tuple(pictures.texts(row)[1] for row in range(24))
-    assert apart.reserved == set(apart.captions)
+    reserved, ceiling = held_out(pictures), true_captions(pictures)
+    assert reserved.captions == tuple(pictures.texts(row)[1] for row in range(24))
+    assert reserved.reserved == set(reserved.captions)
     assert ceiling.captions == tuple(pictures.texts(row)[0] for row in range(24))
     assert not ceiling.reserved
 
 
-def test_nothing_can_be_held_out_where_each_image_has_one_text(pictures):
+def test_captions_cannot_be_held_out_if_each_image_has_only_one(pictures):
     pictures._texts = [(texts[0],) for texts in pictures._texts]
     with pytest.raises(UserError):
         held_out(pictures)

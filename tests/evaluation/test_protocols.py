@@ -1,4 +1,4 @@
-"""Every protocol that a training may measure: opened from an address, the figures of its result by name."""
+"""The protocols that training can evaluate."""
 
 from pathlib import Path
 
@@ -34,14 +34,14 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_each_protocol_gives_the_figures_of_its_result(name, pictures):
+def test_each_protocol_returns_its_named_figures(name, pictures):
     (task,) = PROTOCOLS[name].open(pictures)
     figures = PROTOCOLS[name].figures(HashEncoder(width=16), task)
     assert set(figures) == FIGURES[name]
     assert all(0 <= value <= 100 for value in figures.values())
 
 
-def test_classes_with_too_few_examples_are_left_out_and_named(pictures, capfd):
+def test_classes_with_too_few_examples_are_left_out_and_listed(pictures, capfd):
     lines, few = Path(pictures).read_text().splitlines(), Path(pictures).with_name("few.csv")
     few.write_text("\n".join([*lines, "1.png,emu,emu,train", "3.png,emu,emu,test"]))
     (task,) = PROTOCOLS["few-shot"].open(str(few))
@@ -52,7 +52,7 @@ def test_classes_with_too_few_examples_are_left_out_and_named(pictures, capfd):
         PROTOCOLS["few-shot"].open(str(few))
 
 
-def test_draws_are_averaged_and_other_rows_left_out():
+def test_figures_average_over_draws_and_skip_unnamed_rows():
     rows = [{"metric": "a", "value": 1.0}, {"metric": "a", "value": 4.0}, {"metric": "b", "value": 9.0}]
     evaluation = Measurement(
         lambda spec: [spec],

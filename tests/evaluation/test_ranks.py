@@ -13,21 +13,21 @@ def unit(rows):
 
 
 def brute_force(images, texts, matches):
-    """Ranks by sorting the whole matrix, the wrong first where scores are equal."""
+    """Compute ranks by sorting the whole matrix; tied negatives rank first."""
     scores = texts.astype(np.float64) @ images.astype(np.float64).T
     true = np.zeros(scores.shape, dtype=bool)
     for text, rows in enumerate(matches):
         true[text, list(rows)] = True
 
     def one_way(scores, true):
-        found = []
+        ranks = []
         for row, right in zip(scores, true, strict=True):
             if not right.any():
-                found.append(NO_RANK)
+                ranks.append(NO_RANK)
                 continue
             order = sorted(range(len(row)), key=lambda place: (-round(row[place], 6), right[place]))
-            found.append(1 + next(rank for rank, place in enumerate(order) if right[place]))
-        return found
+            ranks.append(1 + next(rank for rank, place in enumerate(order) if right[place]))
+        return ranks
 
     return one_way(scores, true), one_way(scores.T, true.T)
 
@@ -42,27 +42,27 @@ def pools(draw):
 
 
 @given(pools(), st.integers(1, 9), st.integers(1, 9))
-def test_blocks_of_any_size_give_what_sorting_the_whole_matrix_gives(pool, texts, images):
+def test_blocks_of_any_size_match_sorting_the_whole_matrix(pool, texts, images):
     before = module._TEXT_BLOCK, module._IMAGE_BLOCK
     module._TEXT_BLOCK, module._IMAGE_BLOCK = texts, images
     try:
-        found = streaming_ranks(*pool)
+        ranks = streaming_ranks(*pool)
     finally:
         module._TEXT_BLOCK, module._IMAGE_BLOCK = before
-    wanted = brute_force(*pool)
-    assert found.texts.tolist() == wanted[0]
-    assert found.images.tolist() == wanted[1]
+    expected = brute_force(*pool)
+    assert ranks.texts.tolist() == expected[0]
+    assert ranks.images.tolist() == expected[1]
 
 
-def test_any_true_match_counts_and_true_matches_do_not_push_each_other_down():
+def test_the_best_true_match_counts_and_the_others_do_not_lower_it():
     images = unit(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]]))
     texts = unit(np.array([[1.0, 0.0]]))
-    assert streaming_ranks(images, texts, [(3, 1)]).texts.tolist() == [2]  # only image 0 is before image 1
+    assert streaming_ranks(images, texts, [(3, 1)]).texts.tolist() == [2]  # only image 0 ranks above image 1
     assert streaming_ranks(images, texts, [(0, 1, 3)]).texts.tolist() == [1]
 
 
-def test_a_model_that_embeds_everything_alike_finds_nothing():
+def test_identical_embeddings_get_the_worst_ranks():
     images, texts = unit(np.ones((50, 8))), unit(np.ones((20, 8)))
-    found = streaming_ranks(images, texts, [(row,) for row in range(20)])
-    assert found.texts.tolist() == [50] * 20
-    assert found.images.tolist() == [20] * 20 + [NO_RANK] * 30
+    ranks = streaming_ranks(images, texts, [(row,) for row in range(20)])
+    assert ranks.texts.tolist() == [50] * 20
+    assert ranks.images.tolist() == [20] * 20 + [NO_RANK] * 30

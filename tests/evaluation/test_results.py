@@ -15,7 +15,7 @@ def make(**changes):
     return Result(**{**fields, "rows": [{"metric": "top-1", "value": 61.5}], **changes})
 
 
-def test_a_result_reads_back_as_it_was_written(tmp_path):
+def test_a_saved_result_loads_unchanged(tmp_path):
     path = make().save(tmp_path)
     assert load_result(path) == make()
 
@@ -29,7 +29,7 @@ def test_different_evaluations_never_share_a_file(tmp_path):
     assert len(load_results(tmp_path)) == len(results)
 
 
-def test_an_evaluation_made_again_takes_its_own_place_and_nothing_elses(tmp_path):
+def test_repeating_an_evaluation_replaces_only_its_own_result(tmp_path):
     path = make(settings={"shots": (1, 2)}).save(tmp_path)
     again = make(settings={"shots": [1, 2]}, rows=[{"metric": "top-1", "value": 62.0}])
     assert again.save(tmp_path) == path
@@ -38,7 +38,7 @@ def test_an_evaluation_made_again_takes_its_own_place_and_nothing_elses(tmp_path
     assert joint_identity([again, make(), again]) == joint_identity([make(), again]) != joint_identity([make(), make()])
 
 
-def test_one_file_for_all_figures_overwrites_only_the_same(tmp_path):
+def test_a_shared_file_replaces_only_results_of_the_same_evaluation(tmp_path):
     path = tmp_path / "all.json"
     save_together([make(), make(seed=4)], path)
     save_together([make(rows=[]), make(seed=5)], path)
@@ -49,7 +49,7 @@ def test_one_file_for_all_figures_overwrites_only_the_same(tmp_path):
     assert json.loads(path.read_text()) == {"notes": "mine"}
 
 
-def test_a_result_of_another_format_is_refused_by_name(tmp_path):
+def test_a_result_of_another_format_is_rejected(tmp_path):
     path = make().save(tmp_path)
     value = json.loads(path.read_text())
     path.write_text(json.dumps({**value, "format": 99}))
@@ -68,16 +68,16 @@ def test_summary_is_mean_and_sample_deviation():
     assert summary.signed() == "+3.0 ± 2.6"
 
 
-def test_evaluations_that_end_at_once_all_stay_in_one_file(tmp_path, monkeypatch):
+def test_concurrent_evaluations_can_share_a_file(tmp_path, monkeypatch):
     path = tmp_path / "new" / "all.json"
     load = results._load_together
 
-    def slowly(path):
-        found = load(path)
+    def slow_load(path):
+        loaded = load(path)
         time.sleep(0.05)
-        return found
+        return loaded
 
-    monkeypatch.setattr(results, "_load_together", slowly)
+    monkeypatch.setattr(results, "_load_together", slow_load)
     save_together([make(seed=0)], path)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda seed: save_together([make(seed=seed)], path), range(1, 5)))

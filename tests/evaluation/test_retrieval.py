@@ -1,4 +1,4 @@
-"""Recall both ways, against a loop over the whole matrix."""
+"""Recall in both directions, against a loop over the whole matrix."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.core.types import Encoder, Sample, Source
+from recollect.core.types import Encoder, Sample
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.pools import held_out
 from recollect.evaluation.retrieval import (
@@ -30,7 +30,7 @@ from recollect_papers.efsa.rewording import corrupted_captions
 
 
 class Fixed(Encoder):
-    """An encoder whose embeddings are looked up."""
+    """An encoder with fixed embeddings."""
 
     width = 6
     fingerprint = "fixed"
@@ -46,24 +46,19 @@ class Fixed(Encoder):
 
 
 @pytest.fixture
-def problem(make_source):
+def problem():
     random = torch.Generator().manual_seed(0)
     images, texts = (torch.nn.functional.normalize(torch.randn(n, 6, generator=random), dim=1) for n in (30, 20))
-    source = make_source("pool", size=30)
-    source.__class__ = type("Numbered", (type(source),), {"__getitem__": _numbered})
+    rows = [Sample(np.array([n], dtype=np.float32), (), 0, "pool", "caption", str(n)) for n in range(30)]
     matches = tuple((index, index + 20) if index < 10 else (index,) for index in range(20))
     domains = tuple("a" if index % 2 else "b" for index in range(30))
     ambiguous = tuple(index in (3, 23, 12) for index in range(30))
-    task = RetrievalTask("pool", source, tuple(map(str, range(20))), matches, domains, ambiguous)
+    task = RetrievalTask("pool", SampleList("pool", rows), tuple(map(str, range(20))), matches, domains, ambiguous)
     return Fixed(images, texts), task
 
 
-def _numbered(self, index):
-    return Sample(np.array([index], dtype=np.float32), (), 0, "pool", "caption", str(index))
-
-
-def by_hand(encoder, task, k, domain):
-    """Text to image and image to text, one query after the other."""
+def recall_by_loop(encoder, task, k, domain):
+    """Compute recall from text to image and from image to text in a loop over queries."""
     scores = encoder.texts.double() @ encoder.images.double().T
     forward, backward = [], []
     for text, found in enumerate(task.matches):
@@ -79,27 +74,27 @@ def by_hand(encoder, task, k, domain):
 
 
 def plain_groups(domains):
-    """All entries are queries about different pictures of one source."""
+    """Groups in which every entry is a query for a different picture of one source."""
     number = len(domains)
     return QueryGroups(np.ones(number, dtype=bool), domains, np.zeros(number, dtype=np.int64), np.arange(number))
 
 
 @pytest.mark.parametrize("k", [1, 5, 10])
 @pytest.mark.parametrize("domain", ["all", "a", "b"])
-def test_recall_is_that_of_a_loop(problem, k, domain):
+def test_recall_matches_a_loop(problem, k, domain):
     encoder, task = problem
     rows = retrieval(encoder, task, model="fixed").rows
     values = {row["direction"]: row["value"] for row in rows if row["k"] == k and row["domain"] == domain}
-    forward, backward = by_hand(encoder, task, k, domain)
+    forward, backward = recall_by_loop(encoder, task, k, domain)
     assert values == {"text to image": pytest.approx(forward), "image to text": pytest.approx(backward)}
 
 
-def test_a_source_is_divided_into_domains_or_is_one(problem):
-    """Names that are drawn in several styles, and names in one: neither is a separate domain."""
+def test_a_source_is_one_domain_if_most_names_occur_in_several_styles(problem):
+    """Otherwise each name counts for the style of its first image."""
     encoder, task = problem
     for styled, expected in (
-        (12, {"pool": 20, "all": 20}),  # most are in both styles: the source is one domain
-        (1, {"a": 10, "b": 10, "all": 20}),  # one is: it counts for the style of its first image
+        (12, {"pool": 20, "all": 20}),  # most names are in both styles
+        (1, {"a": 10, "b": 10, "all": 20}),  # one name is
     ):
         matches = (*((number, number + 1) for number in range(styled)), *task.matches[styled:])
         other = replace(task, matches=matches, ambiguous=(False,) * 30)
@@ -109,19 +104,19 @@ def test_a_source_is_divided_into_domains_or_is_one(problem):
         assert queries == expected
 
 
-def test_each_domain_has_a_sample_of_its_own():
-    """Two domains of one text for each image, one after the other: their queries are drawn apart."""
+def test_queries_are_sampled_separately_per_domain():
+    """Two domains of twenty images with one text each."""
     pool, places = SampleList.of_pictures("pool", 40), range(40)
     matches, domains = tuple((place,) for place in places), ("a",) * 20 + ("b",) * 20
     task = RetrievalTask("pool", pool, tuple(map(str, places)), matches, domains, (False,) * 40)
-    asked = asked_texts(task, None, 5)
-    first, second = [row for row in asked if row < 20], [row - 20 for row in asked if row >= 20]
+    queries = asked_texts(task, None, 5)
+    first, second = [row for row in queries if row < 20], [row - 20 for row in queries if row >= 20]
     assert (len(first), len(second)) == (5, 5)
     assert first != second
-    assert asked_texts(task, None, 5) == asked
+    assert asked_texts(task, None, 5) == queries
 
 
-def test_in_the_mean_of_domains_a_source_counts_once_whatever_its_styles():
+def test_a_source_counts_once_in_the_mean_of_domains_whatever_its_styles():
     domains = np.array(["noto", "twemoji", "noto", "photo"])
     groups = replace(plain_groups(domains), sources=np.array(["emoji", "emoji", "emoji", "photos"]))
     rows = recall_rows("m", "image to text", np.array([1, 9, 9, 1]), groups, (1,))
@@ -134,33 +129,23 @@ def test_in_the_mean_of_domains_a_source_counts_once_whatever_its_styles():
 COLORS, THINGS = ("red", "green", "blue", "white"), ("tree", "car", "river", "queen", "bridge")
 
 
-class Scenes(Source):
-    """Pictures of one color, each with two texts; the last four look and read the same."""
-
-    kind, class_names = "caption", ()
-
-    def __init__(self, name="scenes", size=24):
-        self.name, self.size = name, size
-
-    @property
-    def fingerprint(self):
-        return f"{self.name}-{self.size}"
-
-    def __len__(self):
-        return self.size
-
-    def texts(self, index):
-        index = min(index, self.size - 4)
-        text = f"a {COLORS[index % 4]} {THINGS[index // 4 % 5]} {'left' if index > 19 else 'right'} of a car"
-        return text, f"{THINGS[index // 4 % 5]} in {COLORS[index % 4]}, number {COLORS[index // 8]}"
-
-    def __getitem__(self, index):
-        pixels = np.random.default_rng(min(index, self.size - 4)).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-        return Sample(pixels, self.texts(index), -1, self.name, "caption", f"scene-{index}", {"domain": self.name})
+def scenes(name="scenes", size=24):
+    """Return noise pictures with two texts each; the last four are identical."""
+    samples = []
+    for index in range(size):
+        seed = min(index, size - 4)
+        color, thing = COLORS[seed % 4], THINGS[seed // 4 % 5]
+        texts = (
+            f"a {color} {thing} {'left' if seed > 19 else 'right'} of a car",
+            f"{thing} in {color}, number {COLORS[seed // 8]}",
+        )
+        pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        samples.append(Sample(pixels, texts, -1, name, "caption", f"scene-{index}", {"domain": name}))
+    return SampleList(name, samples)
 
 
 def scenes_task(name="scenes", size=24):
-    source = Scenes(name, size)
+    source = scenes(name, size)
     owners = {}
     for index in range(size):
         for text in source.texts(index):
@@ -172,7 +157,7 @@ def scenes_task(name="scenes", size=24):
 
 @pytest.fixture(scope="module")
 def encoder():
-    source = Scenes()
+    source = scenes()
     return build_model("tiny", texts=[text for index in range(24) for text in source.texts(index)]).eval()
 
 
@@ -187,25 +172,25 @@ def recalls(result, method, direction="text to image"):
     }
 
 
-def test_zero_shot_by_search_is_zero_shot_by_ranks(encoder):
-    """Ties included: four images are the same, and so are their texts."""
+def test_zero_shot_by_search_matches_zero_shot_by_ranks(encoder):
+    """This includes ties: four images are identical, as are their texts."""
     task = scenes_task()
     streamed = retrieval(encoder, task, model="tiny")
     searched = compare_methods(encoder, task, None, Comparison(("zero-shot",)), model="tiny")
     again = compare_methods(encoder, task, None, Comparison(("zero-shot",)), model="tiny")
-    assert again.file_name == searched.file_name  # what it cost is no part of what was asked
+    assert again.file_name == searched.file_name  # measured costs are not part of the identity
     for direction in ("text to image", "image to text"):
         assert recalls(searched, "zero-shot", direction) == recalls(streamed, "zero-shot", direction)
 
 
-def test_every_method_is_in_one_table_with_its_cost(encoder):
+def test_one_table_has_every_method_with_its_cost(encoder):
     task = scenes_task()
-    known = search_methods(OPTIONS, teacher=encoder)
-    comparison = Comparison(tuple(known), OPTIONS.episode, queries=2, known=known, measure=measured)
+    methods = search_methods(OPTIONS, teacher=encoder)
+    comparison = Comparison(tuple(methods), OPTIONS.episode, queries=2, known=methods, measure=measured)
     result = compare_methods(encoder, task, corrupted_captions(task.images), comparison, model="tiny", seed=3)
-    assert result.settings["queries"] == 4  # of two domains
+    assert result.settings["queries"] == 4  # two per domain
     cost = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}
-    for name in known:
+    for name in methods:
         assert set(recalls(result, name)) == set(recalls(result, "zero-shot"))
         assert cost[name, "seconds per query"] > 0
         assert all(
@@ -216,14 +201,14 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
     assert cost["zero-shot", "backward_products per query"] == 0
     assert cost["episode-full", "backward_products per query"] > cost["episode", "backward_products per query"] > 0
     gains = [row for row in result.rows if "gain" in row]
-    assert {row["method"] for row in gains} == set(known) - {"zero-shot"}
+    assert {row["method"] for row in gains} == set(methods) - {"zero-shot"}
     for row in gains:
         before = recalls(result, "zero-shot", row["direction"])[row["domain"], row["k"]]
         assert row["gain"] == pytest.approx(row["value"] - before)
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
 
 
-def test_a_caption_that_is_held_out_is_no_query(encoder):
+def test_a_held_out_caption_is_not_a_query(encoder):
     task = scenes_task()
     captions = held_out(task.images)
     result = compare_methods(encoder, task, captions, Comparison(("zero-shot",)), model="tiny")
@@ -232,7 +217,7 @@ def test_a_caption_that_is_held_out_is_no_query(encoder):
     assert result.settings["queries"] == len(first)
     matches = tuple(tuple(row for row in range(24) if task.images.texts(row)[0] == text) for text in first)
     alone = replace(task, texts=first, matches=matches)
-    for direction in ("text to image", "image to text"):  # and no image is asked to find it either
+    for direction in ("text to image", "image to text"):  # nor is it a target of image queries
         wanted = recalls(retrieval(encoder, alone, model="tiny"), "zero-shot", direction)
         assert recalls(result, "zero-shot", direction) == wanted
 
@@ -260,21 +245,21 @@ def test_a_merged_pool_keeps_every_match():
         ([0.5, 0.5, 0.5], {"c"}, 3),
     ],
 )
-def test_of_equal_scores_the_wrong_come_first(scores, true, rank):
+def test_wrong_results_rank_before_true_ones_of_equal_score(scores, true, rank):
     found = Hits([Hit(Picture(id), score) for id, score in zip("abc", scores, strict=True)], "q")
     assert first_match(found, true) == rank
 
 
-def test_other_pictures_texts_or_depths_are_another_evaluation(problem):
+def test_other_pictures_texts_or_depths_change_the_file_name(problem):
     encoder, task = problem
     other = Fixed(encoder.images, encoder.texts)
     other.fingerprint = "other weights"
-    made = [
+    results = [
         retrieval(encoder, task, model="m"),
         retrieval(other, task, model="m"),
         retrieval(encoder, task, model="m", depths=(1, 5)),
         retrieval(encoder, replace(task, texts=task.texts[::-1]), model="m"),
         retrieval(encoder, replace(task, domains=("a",) * 30), model="m"),
     ]
-    assert len({result.file_name for result in made}) == len(made)
-    assert retrieval(encoder, task, model="m").file_name == made[0].file_name
+    assert len({result.file_name for result in results}) == len(results)
+    assert retrieval(encoder, task, model="m").file_name == results[0].file_name

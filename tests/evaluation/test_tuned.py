@@ -1,66 +1,48 @@
 """Tuning methods in the few-shot protocol."""
+# ruff: noqa: F401, F811
 
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
-from models.conftest import MAKERS
+from classifiers.conftest import make_encoder
 from recollect.classifiers.heads import trust
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.tuning import LabeledPictures, TwoStageTuning
 from recollect.core.errors import UserError
-from recollect.core.types import Sample, Source
+from recollect.core.types import Sample
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.few_shot_protocol import Protocol, nested_supports
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tuned import TuningRequest, tuned_answers
-from recollect.models import load_model
-from recollect.models.transformers.encoder import quiet
+from recollect.testing import SampleList
 
 NAMES = ("red", "green", "blue")
 
 
-class Colors(Source):
-    """Noisy pictures of one color each."""
-
-    kind, class_names = "label", NAMES
-
-    def __init__(self, name, size, seed):
-        self.name, self.size, self.seed = name, size, seed
-        self.fingerprint = f"{name} {size} {seed}"
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        picture = np.random.default_rng([self.seed, index]).integers(0, 200, (32, 32, 3))
+def colored(name, size, seed):
+    """Return noisy pictures in one color each."""
+    pictures = np.random.default_rng(seed).integers(0, 200, (size, 32, 32, 3), dtype=np.uint8)
+    for index, picture in enumerate(pictures):
         picture[..., index % 3] = 255
-        return Sample(picture.astype(np.uint8), (), index % 3, self.name, "label", str(index))
+    samples = [Sample(each, (), index % 3, name, "label", str(index)) for index, each in enumerate(pictures)]
+    return SampleList(name, samples, "label", NAMES)
 
 
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clip")
-    with quiet(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        model, processor = MAKERS["clip"]()
-        model.save_pretrained(folder)
-        processor.save_pretrained(folder)
-    return load_model(folder, "cpu")
+@pytest.fixture(scope="session")
+def clip(make_encoder):
+    return make_encoder("clip")
 
 
 @pytest.fixture
 def colors():
-    support, query = Colors("support", 12, 0), Colors("query", 9, 1)
+    support, query = colored("support", 12, 0), colored("query", 9, 1)
     return ClassificationTask("colors", support, query, NAMES, ("a photo of a {}.",))
 
 
-def test_tuned_rows_equal_those_of_the_method_alone(clip, colors):
+def test_tuned_results_match_the_method_run_alone(clip, colors):
     request = TuningRequest(("2sfs", "maple"), effort=0.005)
     result = few_shot(clip, colors, Protocol(("prototype",), (1, 2), (0, 3)), model="m", tuning=request)
     keys = [(row["method"], row["shots"], row["seed"]) for row in result.rows if row["method"] != "prototype"]
@@ -69,39 +51,39 @@ def test_tuned_rows_equal_those_of_the_method_alone(clip, colors):
     shots = LabeledPictures([colors.support[row].image for row in rows.tolist()], rows % 3, NAMES)
     alone = TwoStageTuning(effort=0.005, seed=3).fit(clip, shots)
     right = alone.scores([colors.query[row].image for row in range(9)]).argmax(axis=1) == np.arange(9) % 3
-    (mine,) = (row for row in result.rows if (row["method"], row["shots"], row["seed"]) == ("2sfs", 2, 3))
-    assert mine["value"] == pytest.approx(100 * right.mean())
-    assert 0 <= mine["ece"] <= 100
+    (row,) = (row for row in result.rows if (row["method"], row["shots"], row["seed"]) == ("2sfs", 2, 3))
+    assert row["value"] == pytest.approx(100 * right.mean())
+    assert 0 <= row["ece"] <= 100
     assert result.settings["tuning"]["2sfs"]["steps_per_shot"] == 300
     assert result.file_name != few_shot(clip, colors, Protocol(("prototype",), (1, 2), (0, 3)), model="m").file_name
 
 
-def test_held_out_shots_are_scored_by_models_that_were_tuned_without_them(clip, colors, monkeypatch):
+def test_held_out_shots_are_scored_by_models_tuned_without_them(clip, colors, monkeypatch):
     monkeypatch.setattr(trust, "ENOUGH_EXAMPLES", 6)
     request, plain = (TuningRequest(("2sfs",), effort=0.005, held_out=held) for held in (True, False))
     one, two = few_shot(clip, colors, Protocol((), (1, 2), (0,)), model="m", tuning=request).rows
-    assert "loo" not in one  # nothing can be held out of one shot
+    assert "loo" not in one  # one shot cannot be held out
     rows = nested_supports(colors.support.labels, 3, 2, 0)
     pictures = [colors.support[row].image for row in rows.ravel().tolist()]
     right = 0
-    for held in (slice(0, 3), slice(3, 6)):  # one of each class at a time; the other three are learned from
+    for held in (slice(0, 3), slice(3, 6)):  # one per class; the other three are the training examples
         learned = LabeledPictures(pictures[3:] if held.start == 0 else pictures[:3], np.arange(3), NAMES)
         scores = TwoStageTuning(effort=0.005, seed=0).fit(clip, learned).scores(pictures[held])
         right += (scores.argmax(axis=1) == np.arange(3)).sum()
     assert two["loo"] == pytest.approx(100 * right / 6)
-    assert (two["coverage"], two["set_size"]) == (100.0, 3.0)  # six examples rule nothing out
+    assert (two["coverage"], two["set_size"]) == (100.0, 3.0)  # six examples cannot rule out a class
     files = {few_shot(clip, colors, Protocol((), (1,), (0,)), model="m", tuning=each).file_name
              for each in (request, plain)}  # fmt: skip
     assert len(files) == 2
 
 
-def test_trust_figures_of_tuned_models_equal_those_of_methods_on_embeddings():
-    """The same scores, held out and tested, by a classifier of those that measure themselves."""
+def test_trust_figures_of_tuned_models_match_those_of_embedding_classifiers():
+    """A classifier on embeddings with the same held-out and test scores is the reference."""
     random = np.random.default_rng(0)
-    own, labels = np.repeat(np.arange(3), 12), random.integers(3, size=40)
-    known, tested = (random.normal(size=(len(each), 3)) + 1.5 * np.eye(3)[each] for each in (own, labels))
+    support_labels, labels = np.repeat(np.arange(3), 12), random.integers(3, size=40)
+    known, tested = (random.normal(size=(len(each), 3)) + 1.5 * np.eye(3)[each] for each in (support_labels, labels))
 
-    class Given(EmbeddingClassifier):
+    class FixedScores(EmbeddingClassifier):
         def _fit(self, support, labels):
             pass
 
@@ -113,18 +95,18 @@ def test_trust_figures_of_tuned_models_equal_those_of_methods_on_embeddings():
 
     rows = random.normal(size=(36, 4))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    judge = Given().fit(rows, own)
-    sets = judge.predict_set(rows[:1])
+    reference = FixedScores().fit(rows, support_labels)
+    sets = reference.predict_set(rows[:1])
     wanted = {
-        "loo": judge.loo_accuracy_, "ece": expected_calibration_error(judge.predict_proba(rows[:1]), labels),
+        "loo": reference.loo_accuracy_, "ece": expected_calibration_error(reference.predict_proba(rows[:1]), labels),
         "coverage": sets[np.arange(40), labels].mean(), "set_size": sets.sum() / 40 / 100,
     }  # fmt: skip
-    row = tuned_answers(tested, labels, (known, own)).figures(labels, "top-1")
+    row = tuned_answers(tested, labels, (known, support_labels)).figures(labels, "top-1")
     assert {key: row[key] for key in wanted} == pytest.approx({key: 100 * value for key, value in wanted.items()})
     assert 0.8 < wanted["coverage"] < 1 < sets.sum() / 40 < 3
 
 
-def test_methods_may_read_the_whole_support_without_labels(clip, colors):
+def test_methods_may_use_the_whole_support_unlabeled(clip, colors):
     read = []
 
     @dataclass(frozen=True)
@@ -136,11 +118,11 @@ def test_methods_may_read_the_whole_support_without_labels(clip, colors):
     known = {"reader": lambda effort, flip, seed: Reader(effort=effort, flip=flip, seed=seed)}
     request = TuningRequest(("reader",), effort=0.005, held_out=True, known=known)
     (row,) = few_shot(clip, colors, Protocol((), (2,), (0,)), model="m", tuning=request).rows
-    assert (row["method"], "loo" in row) == ("reader", False)  # six examples are too few to state an accuracy
-    assert read == [(6, 12), (3, 9), (3, 9)]  # what is held out is not read without its label either
+    assert (row["method"], "loo" in row) == ("reader", False)  # six examples are too few for an accuracy
+    assert read == [(6, 12), (3, 9), (3, 9)]  # held-out examples are not among the unlabeled ones
 
 
-def test_bad_requests_are_refused(clip, colors, encoder, task):
+def test_invalid_requests_are_rejected(clip, colors, encoder, task):
     with pytest.raises(UserError):
         TuningRequest(("cocoop",))
     with pytest.raises(UserError):

@@ -12,7 +12,7 @@ from recollect.evaluation.zero_shot import _top_5, zero_shot
 from recollect.testing import HashEncoder, SampleList
 
 
-def test_zero_shot_is_the_share_of_queries_nearest_to_their_own_class_text(encoder, task):
+def test_zero_shot_accuracy_is_the_share_of_queries_nearest_to_their_class_text(encoder, task):
     result = zero_shot(encoder, task, model="m", seed=5)
     right = 0
     for index in range(len(task.query)):
@@ -37,7 +37,7 @@ def test_the_prefix_reaches_the_text_tower_and_the_result(encoder, task):
 
 
 @pytest.mark.parametrize("classes", [5, 6])
-def test_the_best_five_are_told_where_there_are_more(classes):
+def test_top_5_is_reported_for_more_than_five_classes(classes):
     pictures = SampleList.of_pictures("some", classes).samples
     names = tuple(f"class {label}" for label in range(classes))
     labeled = [replace(each, kind="label", label=label, texts=()) for label, each in enumerate(pictures)]
@@ -46,23 +46,23 @@ def test_the_best_five_are_told_where_there_are_more(classes):
     assert ("top-5" in [row["metric"] for row in rows]) == (classes > 5)
 
 
-def test_mean_per_class_weighs_rare_classes_like_common_ones():
+def test_mean_per_class_weighs_all_classes_equally():
     labels = np.array([0] * 9 + [1])
     predictions = np.zeros(10, dtype=int)
     assert accuracy(predictions, labels) == 90
     assert accuracy(predictions, labels, "mean per class") == 50
 
 
-def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, task):
+def test_the_calibration_error_uses_the_models_probabilities(encoder, task):
     (row,) = (row for row in zero_shot(encoder, task, model="m").rows if row["metric"] == "top-1")
     texts = class_text_features(encoder, task)
     images = torch.stack([encoder.embed_images([task.query[index].image])[0] for index in range(len(task.query))])
-    logits = 100 * images.double().numpy() @ texts.T  # the encoder stores no scale: CLIP's
+    logits = 100 * images.double().numpy() @ texts.T  # CLIP's scale, since this encoder stores none
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     assert row["ece"] == pytest.approx(100 * expected_calibration_error(shares, task.query.labels), abs=1e-3)
 
 
-def test_of_equal_scores_the_first_classes_are_the_best_five():
+def test_top_5_breaks_ties_by_class_order():
     assert _top_5(np.zeros((8, 8)), np.arange(8)) == 100 * 5 / 8
     assert [_top_5(np.zeros((1, 8)), np.array([label])) for label in (0, 4, 5, 7)] == [100, 100, 0, 0]
