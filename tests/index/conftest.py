@@ -1,4 +1,4 @@
-"""Indexes of random rows on every kind of store, and an encoder of which everything is known."""
+"""Random rows on every kind of store."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def encoder():
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of twelve pictures, two of which are equal."""
+    """A folder of twelve pictures, two of them equal."""
     folder = tmp_path / "photos"
     for number in range(12):
         write_picture(folder / ("norway" if number % 2 else "home") / f"{number}.png", min(number, 10))

@@ -1,4 +1,4 @@
-"""Stores keep what `Store` promises, and the check notices those that do not."""
+"""Stores pass `check_store`, and broken ones fail it."""
 
 import sys
 from types import SimpleNamespace
@@ -17,66 +17,69 @@ from recollect.index.stores.ram import RamStore
 
 
 @pytest.mark.parametrize("kind", [LanceStore, MilvusStore])
-def test_stores_keep_their_promises(kind, tmp_path):
+def test_stores_on_disk_pass_the_check(kind, tmp_path):
     address = str(tmp_path / "index") if kind is LanceStore else f"milvus://{tmp_path}/lite.db/pictures"
     check_store(lambda record: kind.create(address, record), lambda: kind(address))
 
 
-class _Forgetful(RamStore):
+def check_in_ram(kind):
+    store = kind(Record(8, "model"))
+    check_store(lambda record: store.__init__(record) or store, lambda: store)
+
+
+def test_the_store_in_ram_passes_the_check():
+    check_in_ram(RamStore)
+
+
+class _DeletesOne(RamStore):
     def delete(self, ids):
         super().delete(ids[:1])
 
 
-class _Blind(RamStore):
+class _IgnoresFilters(RamStore):
     def nearest(self, queries, k, by, where=None, spoken=False, exact=False):
         return super().nearest(queries, k, by, None, spoken, exact)
 
 
-class _Standing(RamStore):
+class _FixedVersion(RamStore):
     def version(self, newest=False):
         return 1
 
 
-class _Losing(RamStore):
+class _LosesRows(RamStore):
     def upsert(self, rows):
         super().upsert(rows.slice(0, 24))
 
 
-@pytest.mark.parametrize("kind", [_Forgetful, _Blind, _Standing, _Losing])
-def test_a_store_that_breaks_a_promise_is_noticed(kind):
-    store = kind(Record(8, "model"))
+@pytest.mark.parametrize("kind", [_DeletesOne, _IgnoresFilters, _FixedVersion, _LosesRows])
+def test_a_broken_store_fails_the_check(kind):
     with pytest.raises(AssertionError):
-        check_store(lambda record: store.__init__(record) or store, lambda: store)
+        check_in_ram(kind)
 
 
-def test_the_store_in_ram_passes():
-    store = RamStore(Record(8, "model"))
-    check_store(lambda record: store.__init__(record) or store, lambda: store)
+class _Registered(RamStore):
+    """Stores in RAM, by address."""
 
-
-class _Kept(RamStore):
-    """Rows in RAM that an address finds again."""
-
-    places: ClassVar[dict[str, RamStore]] = {}
+    stores: ClassVar[dict[str, RamStore]] = {}
 
     def __new__(cls, address, version=None):
-        return cls.places[address]
+        return cls.stores[address]
 
     @classmethod
     def create(cls, address, record):
-        cls.places[address] = RamStore(record)
-        return cls.places[address]
+        cls.stores[address] = RamStore(record)
+        return cls.stores[address]
 
     @staticmethod
     def exists(address):
-        return address in _Kept.places
+        return address in _Registered.stores
 
 
-def test_a_store_of_another_package_is_found_by_its_addresses(monkeypatch):
-    monkeypatch.setitem(STORES.data, "kept", f"{__name__}:_Kept")
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(_Kept=_Kept))
-    made = Index.create("kept://mine", width=WIDTH, model="model-a")
-    made.insert(make_rows(5))
-    assert Index.open("kept://mine").ids == made.ids
-    with pytest.raises(UserError, match="kept://"):
+def test_another_package_can_register_a_store_for_its_addresses(monkeypatch):
+    monkeypatch.setitem(STORES.data, "mine", f"{__name__}:_Registered")
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(_Registered=_Registered))
+    index = Index.create("mine://mine", width=WIDTH, model="model-a")
+    index.insert(make_rows(5))
+    assert Index.open("mine://mine").ids == index.ids
+    with pytest.raises(UserError, match="mine://"):
         Index.open("kpt://mine")

@@ -1,18 +1,17 @@
-"""Where results end: what a learned cut-off promises, against a slow count, and what is estimated from scores alone."""
+"""Cut-offs: the guarantee of learned ones, and estimates from scores alone."""
 
 import numpy as np
 import pytest
 import torch
 
-from index_rows import HashEncoder
+from index_rows import HashEncoder, unit
 from recollect.index import Index, Rows
 from recollect.index.cutoff import CutOff, estimate_cut_off, learn_cut_off, moments
 
 
 def world(captions=400, rows=900, width=24, seed=0):
-    """Images on a cone, and texts near theirs that lean towards the cone's axis more or less: near all, or none."""
+    """Return images on a cone, texts near an image but tilted along the axis, and the images of the texts."""
     generator = np.random.default_rng(seed)
-    unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)  # noqa: E731
     axis = unit(generator.normal(size=(1, width)))[0]
     around = generator.normal(size=(rows, width))
     around = unit(around - (around @ axis)[:, None] * axis)
@@ -22,7 +21,7 @@ def world(captions=400, rows=900, width=24, seed=0):
     return unit(around + 0.8 * axis), unit(around[owners] + noise + leaning), owners
 
 
-def test_as_many_new_captions_as_promised_find_their_picture_above():
+def test_the_promised_share_of_new_captions_has_its_picture_above_the_cut_off():
     images, texts, owners = world()
     cut = learn_cut_off(images, texts[:200], owners[:200])
     limits = [cut.limit(text) for text in texts[200:]]
@@ -30,7 +29,7 @@ def test_as_many_new_captions_as_promised_find_their_picture_above():
     assert share > 0.9 - 4 * np.sqrt(0.09 * (1 / 200 + 1 / 200))
 
 
-def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
+def test_the_threshold_is_the_largest_that_the_given_share_of_captions_reaches():
     images, texts, owners = world(captions=99, rows=150)
     cut = learn_cut_off(images, texts, owners, share=0.9)
     own = np.array([float(text.astype(np.float64) @ images[row]) for text, row in zip(texts, owners, strict=True)])
@@ -43,13 +42,13 @@ def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
 
 
 @pytest.mark.parametrize("standardized", [False, True])
-def test_a_score_at_the_threshold_itself_lies_above_in_single_precision_too(standardized):
+def test_a_score_at_the_threshold_counts_as_above_despite_single_precision(standardized):
     cut = CutOff(0.5, 0.9, 20, 0.1, standardized, np.zeros(3), np.eye(3))
     limit = cut.limit(np.array([0.0, 1.0, 0.0], dtype=np.float32))
     assert np.float32(0.5) - np.float32(3e-7) > limit > 0.499
 
 
-def test_words_that_score_high_with_everything_have_a_cut_of_their_own():
+def test_texts_that_match_everything_get_a_higher_cut_off():
     images, texts, owners = world()
     cut = learn_cut_off(images, texts, owners)
     assert cut.standardized
@@ -59,17 +58,17 @@ def test_words_that_score_high_with_everything_have_a_cut_of_their_own():
     assert above < 0.8 * np.mean(images @ texts.T >= plain)
 
 
-def test_moments_of_cosines_are_those_of_all_images():
+def test_moments_match_the_cosines_with_all_images():
     images, texts, _ = world(captions=80, rows=200)
     mean = images.mean(axis=0, dtype=np.float64)
     covariance = np.cov(images.T.astype(np.float64), bias=True)
-    middle, spread = moments(texts, mean, covariance)
+    mean_score, deviation = moments(texts, mean, covariance)
     scores = texts.astype(np.float64) @ images.T.astype(np.float64)
-    np.testing.assert_allclose(middle, scores.mean(axis=1), atol=1e-6)
-    np.testing.assert_allclose(spread, scores.std(axis=1), atol=1e-6)
+    np.testing.assert_allclose(mean_score, scores.mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(deviation, scores.std(axis=1), atol=1e-6)
 
 
-def test_too_few_captions_promise_nothing():
+def test_too_few_captions_are_an_error():
     images, texts, owners = world()
     with pytest.raises(ValueError, match="8 texts are too few"):
         learn_cut_off(images, texts[:8], owners[:8])
@@ -77,15 +76,15 @@ def test_too_few_captions_promise_nothing():
 
 
 def clusters(matching=20, others=380, width=64, seed=0):
-    """A query, the pictures that match it, and pictures that have nothing to do with it."""
+    """Return a query and pictures, of which the first ``matching`` match it."""
     generator = np.random.default_rng(seed)
     query = np.eye(1, width, dtype=np.float32)[0]
     images = generator.normal(size=(matching + others, width)) / np.sqrt(width)
     images[:matching] += query
-    return query, (images / np.linalg.norm(images, axis=1, keepdims=True)).astype(np.float32)
+    return query, unit(images)
 
 
-def test_scores_alone_part_what_matches_from_the_rest():
+def test_scores_alone_separate_matches_from_the_rest():
     query, images = clusters()
     cut = estimate_cut_off(images)
     limit = cut.limit_among(query, float((images @ query).max()))
@@ -94,11 +93,11 @@ def test_scores_alone_part_what_matches_from_the_rest():
     assert len(above) >= 18
     other = np.roll(query, 1)
     limit = cut.limit_among(other, float((images @ other).max()))
-    assert limit is None or (images @ other >= limit).mean() < 0.1, "few, where nothing matches"
+    assert limit is None or (images @ other >= limit).mean() < 0.1, "few results if nothing matches"
 
 
-def test_an_estimated_end_keeps_more_pictures_the_more_match():
-    """A fixed number of deviations above the mean leaves fewer, the more of the pictures match."""
+def test_an_estimated_cut_off_keeps_more_pictures_if_more_match():
+    """A fixed number of deviations above the mean would keep fewer."""
     kept = []
     for matching in (4, 12, 30):
         query, images = clusters(matching, 400 - matching)
@@ -110,14 +109,14 @@ def test_an_estimated_end_keeps_more_pictures_the_more_match():
     assert kept == sorted(kept)
 
 
-def test_few_pictures_have_no_estimate():
+def test_a_cut_off_cannot_be_estimated_from_few_pictures():
     _, images = clusters()
     with pytest.raises(ValueError, match="too few"):
         estimate_cut_off(images[:49])
 
 
 def index_of(images):
-    """An index whose model embeds any words as the first axis."""
+    """Return an index and a model that embeds all texts as the first axis."""
     index = Index.create(width=images.shape[1], model="words")
     count = len(images)
     index.insert(Rows(ids=[f"row {row}" for row in range(count)], image_vectors=images))
@@ -132,9 +131,11 @@ def index_of(images):
 
 
 @pytest.mark.parametrize(("matching", "kept"), [(20, range(18, 21)), (200, [400])])
-def test_an_estimated_end_that_would_leave_nothing_is_none(matching, kept):
+def test_an_estimated_cut_off_above_all_scores_is_ignored(matching, kept):
     query, images = clusters(matching, 400 - matching)
     index, encoder = index_of(images)
     cut = index.cut_off()
-    assert (images @ query >= cut.limit(query)).any() == (matching == 20), "the two cases of this test"
+    assert (images @ query >= cut.limit(query)).any() == (matching == 20), (
+        "only with few matches is any score above the cut-off"
+    )
     assert len(index.search("a thing", k=400, min_score=cut, encoder=encoder)) in kept

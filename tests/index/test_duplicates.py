@@ -1,4 +1,4 @@
-"""Duplicates: every level against a slow reference, dense groups, bounded work, and removal that can be undone."""
+"""Duplicates: slow references for every level, bounded work, and removal with undo."""
 
 import io
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from elsewhere import card
-from index_rows import make_rows
+from index_rows import make_rows, unit
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.index import Duplicates, Index, duplicates
@@ -23,14 +23,13 @@ WIDTH = 16
 
 
 def clustered(generator, count, width=WIDTH, spread=0.25, centers=4):
-    """Unit vectors around a few centers: many cosines lie near any threshold."""
+    """Return unit vectors around a few centers, with many cosines near any threshold."""
     middle = generator.normal(size=(centers, width))
-    rows = middle[generator.integers(centers, size=count)] + spread * generator.normal(size=(count, width))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return unit(middle[generator.integers(centers, size=count)] + spread * generator.normal(size=(count, width)))
 
 
 def slow_components(count, edges):
-    """Which rows hang together, by walking."""
+    """Return the connected component of every row, by walking the graph."""
     near = {row: {row} for row in range(count)}
     for one, other in edges:
         near[one].add(other)
@@ -48,7 +47,7 @@ def slow_components(count, edges):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 120), st.floats(0.5, 0.99))
-def test_rows_are_grouped_and_paired_as_by_comparing_all_of_them(seed, count, threshold):
+def test_groups_and_pairs_match_comparing_all_rows(seed, count, threshold):
     generator = np.random.default_rng(seed)
     vectors = clustered(generator, count, centers=8)
     hashes = generator.integers(1, 2**63, 5, dtype=np.uint64)[generator.integers(5, size=count)]
@@ -75,9 +74,9 @@ def test_rows_are_grouped_and_paired_as_by_comparing_all_of_them(seed, count, th
     assert not found.cut
 
 
-def test_equal_rows_are_one_group_without_a_pair_of_each():
-    """Six thousand equal pictures are eighteen million pairs; few of them are kept."""
-    vectors = np.tile(clustered(np.random.default_rng(0), 2), (3_000, 1))  # two kinds, one after the other
+def test_many_equal_rows_form_a_group_without_storing_all_pairs():
+    """Six thousand equal pictures have eighteen million pairs, few of which are stored."""
+    vectors = np.tile(clustered(np.random.default_rng(0), 2), (3_000, 1))  # two kinds, alternating
     found = near_rows(vectors, np.zeros(len(vectors), dtype=np.uint64), 0.94)
     assert np.array_equal(found.groups == found.groups[0], np.arange(6_000) % 2 == 0)
     assert len(found.pairs) < 20 * len(vectors)
@@ -92,7 +91,7 @@ def test_common_hashes_are_cut_off_and_reported(index, monkeypatch):
     assert len(index.duplicates().skipped) == 1
 
 
-def test_all_of_it_runs_on_a_card_too(monkeypatch):
+def test_the_gpu_gives_the_same_groups_and_pairs(monkeypatch):
     vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centers=100), []
     for place in (nullcontext, card):
         with place() as device:
@@ -108,7 +107,7 @@ def index():
 
 
 def scene(number, size=96):
-    """A picture with shapes, as photographs have them: encoders do not preserve noise."""
+    """Return a picture of rectangles; noise would not survive encoding."""
     draw = np.random.default_rng(number)
     image = Image.new("RGB", (size, size), tuple(draw.integers(0, 256, 3).tolist()))
     pen = ImageDraw.Draw(image)
@@ -119,7 +118,7 @@ def scene(number, size=96):
 
 
 class Thumbnails(Encoder):
-    """Embeds a picture by its colors at 8 x 8: similar pictures get similar vectors."""
+    """Embeds a picture as its 8 x 8 thumbnail, so similar pictures get similar vectors."""
 
     width = 192
     fingerprint = "thumbnails"
@@ -135,7 +134,7 @@ class Thumbnails(Encoder):
 
 @pytest.fixture
 def shots(tmp_path):
-    """Eight scenes; a copy of one file, a smaller JPEG and a gray version of another, and a similar third scene."""
+    """Eight scenes, a copy of the first, a smaller and a gray version of the second, and an edit of the third."""
     folder = tmp_path / "shots"
     folder.mkdir()
     for number in range(8):
@@ -166,16 +165,16 @@ def test_three_levels_of_duplicates(shots):
     assert found.unread == 0
 
 
-def test_a_picture_with_a_caption_of_its_own_is_kept(shots):
+def test_a_picture_with_a_user_caption_is_kept(shots):
     index = Index.build(shots, Thumbnails())
     (gray,) = index.find(["gray.png"])
     index.set_captions({gray: "two squares"})
     assert index.duplicates().near_identical[0][0] == gray
 
 
-def test_of_equal_size_the_file_that_was_compressed_less_is_kept(tmp_path):
+def test_among_equal_sizes_the_least_compressed_file_is_kept(tmp_path):
     (tmp_path / "photos").mkdir()
-    for number in range(6):  # ids are digests: one picture alone would be kept by chance every other time
+    for number in range(6):  # one pair alone would pass half the time by chance
         scene(number).save(tmp_path / "photos" / f"{number}.png")
         scene(number).save(tmp_path / "photos" / f"{number}.jpg", quality=85)
     index = Index.build(tmp_path / "photos", Thumbnails())
@@ -197,13 +196,13 @@ def test_removing_duplicates_can_be_undone_and_deletes_no_file(shots, tmp_path):
     assert sorted(shots.iterdir()) == files
 
 
-def test_pictures_whose_files_are_gone_are_counted(shots):
+def test_missing_files_are_counted(shots):
     index = Index.build(shots, Thumbnails())
     (shots / "smaller.jpg").unlink()
     assert index.duplicates().unread == 1
 
 
-def test_rows_without_pixels_or_vectors_are_compared_by_what_they_have(index):
+def test_rows_without_files_are_compared_by_their_vectors(index):
     rows = make_rows(12)
     rows.image_vectors[1] = rows.image_vectors[0]
     rows.image_vectors[5] = 0
@@ -212,18 +211,18 @@ def test_rows_without_pixels_or_vectors_are_compared_by_what_they_have(index):
     assert index.duplicates(0.999).similar == (("row 1", "row 0"),)
 
 
-def test_an_empty_index_has_no_duplicates_and_a_threshold_is_a_cosine(index):
+def test_an_empty_index_has_no_duplicates_and_thresholds_above_1_are_errors(index):
     assert index.duplicates() == Duplicates()
     with pytest.raises(UserError):
         index.duplicates(1.5)
 
 
-def test_a_perceptual_hash_survives_encoding_and_resizing_and_tells_pictures_apart():
+def test_a_perceptual_hash_survives_encoding_and_resizing_and_distinguishes_pictures():
     for number in range(12):
         picture, buffer = scene(number), io.BytesIO()
         picture.save(buffer, "JPEG", quality=60)
-        again = Image.open(io.BytesIO(buffer.getvalue())).resize((70, 70))
-        hashes = [int(phash_of(each), 16) for each in (picture, again, scene(number + 50))]
+        reencoded = Image.open(io.BytesIO(buffer.getvalue())).resize((70, 70))
+        hashes = [int(phash_of(each), 16) for each in (picture, reencoded, scene(number + 50))]
         assert (hashes[0] ^ hashes[1]).bit_count() <= 6
         assert (hashes[0] ^ hashes[2]).bit_count() > 12
     assert phash_of(np.zeros(5, dtype=np.float32)) == ""

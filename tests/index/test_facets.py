@@ -1,6 +1,7 @@
-"""Facets and orders of an index, against counts by hand."""
+"""Facets and sort orders of an index, against a loop over its pictures."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ FOLDERS = ["", "Norway", "Norway/Bergen", "Norway/Bergen/day 1", "Norwegen's #1 
 
 @pytest.fixture(scope="module", params=["ram", "disk"])
 def index(request, tmp_path_factory):
-    """Two hundred pictures in odd folders, some without dates, some in two sources."""
+    """Two hundred pictures in folders with special characters, some without a date, some in two sources."""
     random = np.random.default_rng(0)
     vectors = random.normal(size=(200, 4)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -33,15 +34,15 @@ def index(request, tmp_path_factory):
                for id, sources in zip(ids, pick([("one",), ("one", "one"), ("one", "two"), ()]), strict=True)],
     )  # fmt: skip
     address = None if request.param == "ram" else tmp_path_factory.mktemp("facets") / "index"
-    made = Index.create(address, width=4, model="m")
-    made.insert(rows.take(range(120)))
-    made.insert(rows.take(range(120, 200)))
-    made.remove(ids[7:17])
-    return made
+    index = Index.create(address, width=4, model="m")
+    index.insert(rows.take(range(120)))
+    index.insert(rows.take(range(120, 200)))
+    index.remove(ids[7:17])
+    return index
 
 
 @pytest.mark.parametrize("where", [None, "camera = 'Canon'", "folder = 'Norway/Bergen' or label = 'sea'"])
-def test_counts_are_those_of_the_pictures(index, where):
+def test_facets_count_the_pictures(index, where):
     pictures = index.pictures(index.ids if where is None else index.ids_where(where))
     found = {name: dict(values) for name, values in index.facets(where=where).items()}
     assert found["camera"] == Counter(each.camera for each in pictures if each.camera)
@@ -50,7 +51,7 @@ def test_counts_are_those_of_the_pictures(index, where):
     assert found["source"] == Counter(source for each in pictures for source in {file.source for file in each.files})
 
 
-def test_a_value_of_a_facet_is_a_filter_that_leaves_as_many(index):
+def test_filtering_by_a_facet_value_finds_as_many_pictures(index):
     facets = index.facets()
     assert [month for month, _ in facets["month"]] == sorted(dict(facets["month"]), reverse=True)
     conditions = {"month": "taken like '{}%'"}
@@ -60,7 +61,7 @@ def test_a_value_of_a_facet_is_a_filter_that_leaves_as_many(index):
             assert len(index.ids_where(where)) == count, where
 
 
-def test_labels_given_by_hand_are_a_facet(tmp_path, index):
+def test_user_labels_are_a_facet(tmp_path, index):
     from recollect.web.label_store import LabelStore
 
     saved = index.save(tmp_path / "saved")
@@ -70,13 +71,13 @@ def test_labels_given_by_hand_are_a_facet(tmp_path, index):
     some = [id for id in saved.ids[:5] if saved.pictures([id])[0].camera == "Canon"]
     assert dict(saved.facets(["clicked"], "camera = 'Canon'")["clicked"]).get("cat", 0) == len(some)
     again = saved.save(tmp_path / "again")
-    assert again.values("clicked") == saved.values("clicked"), "a copy has the labels"
+    assert again.values("clicked") == saved.values("clicked"), "labels are copied too"
     store.close()
 
 
 @pytest.mark.parametrize("where", [None, "label = 'boat'"])
 @pytest.mark.parametrize("by", ["newest", "oldest", "name"])
-def test_orders_are_stable_and_pictures_without_a_date_come_last(index, by, where):
+def test_sorting_is_stable_and_puts_pictures_without_a_date_last(index, by, where):
     pictures = index.pictures(index.ids if where is None else index.ids_where(where))
     key = {
         "newest": lambda each: (not each.taken, [-ord(letter) for letter in each.taken]),
@@ -86,18 +87,15 @@ def test_orders_are_stable_and_pictures_without_a_date_come_last(index, by, wher
     assert arranged(index, by, where) == [each.id for each in sorted(pictures, key=key)]
 
 
-def test_ratios_are_in_the_order_of_the_ids(index):
+def test_aspect_ratios_follow_the_order_of_ids(index):
     wanted = [each.width / each.height if each.width and each.height else 1 for each in index.pictures(index.ids)]
     np.testing.assert_allclose(aspect_ratios(index), wanted, rtol=1e-6)
 
 
-def test_a_filter_that_nothing_satisfies_is_an_error(index):
-    with pytest.raises(UserError, match="no picture satisfies"):
-        index.facets(where="camera = 'Leica'")
-    with pytest.raises(UserError, match="no picture satisfies"):
-        index.facets(["clicked"], "camera = 'Leica'")  # also without any label
-    with pytest.raises(UserError, match="no picture satisfies"):
-        arranged(index, "name", "camera = 'Leica'")
+def test_a_filter_without_matches_is_an_error(index):
+    for call in (index.facets, partial(index.facets, ["clicked"]), partial(arranged, index, "name")):
+        with pytest.raises(UserError, match="no picture satisfies"):
+            call(where="camera = 'Leica'")
 
 
 def test_an_empty_index_has_no_facets():

@@ -1,4 +1,4 @@
-"""Sources become rows: an upsert by the digest of the pixels, and by the set of (source, key)."""
+"""Ingest: one row per distinct picture, with a file entry per (source, key)."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(photos, tmp_path, encoder, mo
     assert not (photos / "~").exists()
 
 
-def test_ctrl_c_keeps_what_is_embedded(tmp_path, encoder, monkeypatch):
+def test_ctrl_c_keeps_committed_rows(tmp_path, encoder, monkeypatch):
     class Interrupted(HashEncoder):
         def embed_images(self, images):
             if self.images >= 8:
@@ -57,7 +57,7 @@ def test_ctrl_c_keeps_what_is_embedded(tmp_path, encoder, monkeypatch):
     assert encoder.images == 12
 
 
-def test_building_adding_and_adding_again_agree(photos, tmp_path, encoder):
+def test_adding_an_unchanged_folder_changes_nothing(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     before, version = keys(index), index.version
     again = index.add(photos)
@@ -78,7 +78,7 @@ def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(photos, tmp_pa
     assert index.ids_where("caption = 'five stars'") == index.find(["norway/boat.png"])
 
 
-def test_a_file_moved_to_another_folder_is_found_in_that_folder(photos, tmp_path, encoder):
+def test_a_moved_file_gets_its_new_folder(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     home = index.count_where("folder = 'home'")
     (photos / "away").mkdir()
@@ -99,7 +99,7 @@ def test_a_moved_source_keeps_its_rows(photos, tmp_path, encoder):
     assert all(each.path.exists() for each in index.pictures(index.ids))
 
 
-def test_a_file_with_other_pixels_leaves_its_old_row(photos, tmp_path, encoder):
+def test_a_file_with_new_pixels_moves_to_another_row(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     old = index.find(["home/4.png"])[0]
     write_picture(photos / "home" / "4.png", 77)
@@ -109,7 +109,7 @@ def test_a_file_with_other_pixels_leaves_its_old_row(photos, tmp_path, encoder):
     assert index.find(["home/4.png"])[0] != old
 
 
-def test_files_that_are_gone_leave_and_an_unreadable_one_stays(photos, tmp_path, encoder):
+def test_deleted_files_are_removed_and_unreadable_ones_kept(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     (photos / "home" / "2.png").unlink()
     (photos / "home" / "4.png").write_bytes(b"no picture")
@@ -117,7 +117,7 @@ def test_files_that_are_gone_leave_and_an_unreadable_one_stays(photos, tmp_path,
     assert (report.gone, len(report.broken), len(index)) == (1, 1, 10)
 
 
-def test_a_removed_picture_stays_away_under_any_name_until_it_is_restored(photos, tmp_path, encoder):
+def test_a_removed_picture_stays_removed_under_any_name_until_it_is_restored(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     removed = index.find(["home/6.png"])
     assert index.remove(removed) == 1
@@ -133,17 +133,17 @@ def test_a_removed_picture_stays_away_under_any_name_until_it_is_restored(photos
     assert encoder.images == embedded
 
 
-def test_a_file_that_is_gone_while_its_picture_is_removed_does_not_bring_it_back(photos, tmp_path, encoder):
+def test_a_removed_picture_stays_removed_if_its_file_disappears_and_returns(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     index.remove(index.find(["home/6.png"]))
-    (photos / "home" / "6.png").rename(tmp_path / "aside.png")
+    (photos / "home" / "6.png").rename(tmp_path / "moved.png")
     index.add(photos)
-    (tmp_path / "aside.png").rename(photos / "again.png")
+    (tmp_path / "moved.png").rename(photos / "again.png")
     index.add(photos)
     assert len(index) == 10
 
 
-def test_captions_are_the_union_over_files_then_change_with_their_source(encoder):
+def test_a_picture_has_the_captions_of_all_its_files_and_those_of_the_user(encoder):
     index = Index.build(Pictures(10, same=5), encoder)
     assert len(index) == 5
     assert index.texts == 5
@@ -156,7 +156,7 @@ def test_captions_are_the_union_over_files_then_change_with_their_source(encoder
     assert len(index.pictures([changed.id])[0].captions) == 2
 
 
-def test_broken_pictures_are_named_and_no_other_lost(encoder, capfd):
+def test_broken_pictures_are_listed_and_all_others_kept(encoder, capfd):
     index = Index.build(Pictures(40, broken=(3, *range(7, 20))), encoder)
     assert len(index) == 26
     assert len(index.report.broken) == 14
@@ -165,7 +165,7 @@ def test_broken_pictures_are_named_and_no_other_lost(encoder, capfd):
         Index.build(Pictures(40, broken=tuple(range(30))), encoder)
 
 
-def test_exif_is_read(tmp_path, encoder):
+def test_date_camera_and_orientation_come_from_exif(tmp_path, encoder):
     exif = Image.Exif()
     exif[0x0110], exif[0x010F], exif[0x0112] = "X100", "Fuji", 6
     exif.get_ifd(0x8769)[0x9003] = "2022:07:01 12:30:00"
@@ -185,14 +185,14 @@ def test_near_duplicates_are_left_out_on_request(photos, encoder):
     assert len(Index.build(photos, encoder, options=IngestOptions(near=-1.0))) == 1
 
 
-def test_a_name_that_belongs_to_another_source_is_refused(photos, tmp_path, encoder):
+def test_a_name_of_another_source_is_rejected(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     write_picture(tmp_path / "b" / "photos" / "x.png", 50)
     with pytest.raises(UserError, match="--name"):
         index.add(tmp_path / "b" / "photos")
 
 
-def test_forgetting_a_source_keeps_pictures_that_another_has(photos, tmp_path, encoder):
+def test_forgetting_a_source_keeps_pictures_of_other_sources(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     shutil.copytree(photos / "home", tmp_path / "second")
     index.add(tmp_path / "second")
@@ -200,25 +200,25 @@ def test_forgetting_a_source_keeps_pictures_that_another_has(photos, tmp_path, e
     assert {file.source for each in index.pictures(index.ids) for file in each.files} == {"second"}
 
 
-def test_a_wrong_source_leaves_no_index(tmp_path, encoder):
+def test_a_missing_source_creates_no_index(tmp_path, encoder):
     with pytest.raises(UserError):
         Index.build(tmp_path / "none.csv", encoder, out=tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
 
-def test_a_limit_drops_nothing(photos, tmp_path, encoder):
+def test_a_limit_removes_no_rows(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     index.add(photos, options=IngestOptions(limit=3))
     assert len(index) == 11
 
 
-def test_an_index_of_another_model_is_refused(photos, tmp_path, encoder):
+def test_an_index_of_another_model_is_rejected(photos, tmp_path, encoder):
     build(photos, tmp_path, encoder)
     with pytest.raises(UserError, match="another model"):
         build(photos, tmp_path, HashEncoder("b"))
 
 
-def test_early_commits_hold_everything_that_was_read(photos, tmp_path, encoder, monkeypatch):
+def test_early_commits_contain_all_rows_read_so_far(photos, tmp_path, encoder, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("recollect.index.ingest.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr("recollect.index.samples.BLOCK", 4)
@@ -232,13 +232,13 @@ def test_early_commits_hold_everything_that_was_read(photos, tmp_path, encoder, 
         now[0] += 10
 
     index.add(photos, options=IngestOptions(early=True), on_block=pass_time)
-    assert seen[0] == (4, 0), "nothing is due yet"
+    assert seen[0] == (4, 0), "no commit is due yet"
     assert len(seen) == 3
-    assert all(held >= read - 1 for read, held in seen[1:]), "two of the files hold one picture"
+    assert all(held >= read - 1 for read, held in seen[1:]), "two files have the same picture"
 
 
-def test_a_picture_of_a_source_of_ones_own_that_breaks_later_stays(encoder):
-    """Its name is known only once it is read, so it may be any of those that were not seen."""
+def test_a_picture_of_a_custom_source_that_becomes_unreadable_is_kept(encoder):
+    """Its name is unknown until it is read, so it could be any missing one."""
     index = Index.build(Pictures(10), encoder)
     index.add(Pictures(9, broken=(4,)))
     assert len(index) == 10
@@ -246,8 +246,8 @@ def test_a_picture_of_a_source_of_ones_own_that_breaks_later_stays(encoder):
     assert len(index) == 9
 
 
-def test_a_row_without_a_picture_keeps_nothing_in_the_index(tmp_path, encoder):
-    """It can be none of those that the table no longer has."""
+def test_a_table_row_without_a_picture_does_not_keep_removed_ones(tmp_path, encoder):
+    """It cannot be one of the pictures missing from the table."""
     table = tmp_path / "list.csv"
 
     def write(files):
@@ -262,7 +262,7 @@ def test_a_row_without_a_picture_keeps_nothing_in_the_index(tmp_path, encoder):
 
 
 def photograph(file, number, **tags):
-    """A picture with the number's pixels, and EXIF."""
+    """Write a picture with EXIF tags; equal numbers give equal pixels."""
     exif = Image.Exif()
     exif.update({{"taken": 0x0132, "camera": 0x0110}[name]: value for name, value in tags.items()})
     write_picture(file, number)
@@ -271,7 +271,7 @@ def photograph(file, number, **tags):
         opened.save(file, exif=exif)
 
 
-def test_a_date_that_is_corrected_in_its_file_is_corrected_in_the_index(tmp_path, encoder):
+def test_changed_exif_updates_the_index(tmp_path, encoder):
     photos = tmp_path / "photos"
     photograph(photos / "a.png", 1, taken="2020:01:01 00:00:00", camera="X100")
     index = build(photos, tmp_path, encoder, pictures="bytes")
@@ -288,10 +288,10 @@ def test_a_date_that_is_corrected_in_its_file_is_corrected_in_the_index(tmp_path
     assert [each.taken for each in index] == ["2021-06-07T08:09:10"]
     (photos / "a.png").unlink()
     index.add(photos, options=IngestOptions(pictures="bytes"))
-    assert [(each.taken, each.camera) for each in index] == [("", "")], "no file says it any more"
+    assert [(each.taken, each.camera) for each in index] == [("", "")], "no file has a date"
 
 
-def test_a_file_that_is_written_again_keeps_its_place_and_its_picture_its_folder(tmp_path, encoder):
+def test_rewriting_a_file_keeps_its_position_and_the_folder_of_its_picture(tmp_path, encoder):
     photos = tmp_path / "photos"
     for folder in ("home", "trip"):
         photograph(photos / folder / "a.png", 1)
@@ -306,14 +306,14 @@ def test_a_file_that_is_written_again_keeps_its_place_and_its_picture_its_folder
     assert ([file.key for file in picture.files], picture.folder) == (["trip/a.png"], "trip")
 
 
-def test_a_source_that_was_renamed_is_the_folder_of_its_top_pictures(tmp_path, encoder):
+def test_pictures_at_the_top_follow_the_name_of_their_folder(tmp_path, encoder):
     photograph(tmp_path / "photos" / "a.png", 1)
     index = build(tmp_path / "photos", tmp_path, encoder)
     index.add((tmp_path / "photos").rename(tmp_path / "holidays"), name="photos")
     assert [each.folder for each in index] == ["holidays"]
 
 
-def test_a_limit_keeps_what_later_rows_say_of_a_picture(tmp_path, encoder):
+def test_a_limit_keeps_captions_from_later_rows(tmp_path, encoder):
     table, pictures = tmp_path / "table.parquet", list[bytes]()
     for number in range(3):
         write_picture(tmp_path / f"{number}.png", number)
@@ -333,7 +333,7 @@ def test_a_limit_keeps_what_later_rows_say_of_a_picture(tmp_path, encoder):
 
 
 class Clusters(Source):
-    """Vectors in clusters of near ones, the same vector now and then, and some twice in a row."""
+    """Clustered vectors with some exact copies."""
 
     name = "clusters"
 
@@ -355,7 +355,7 @@ class VectorEncoder(HashEncoder):
         return torch.tensor(np.array(images))
 
 
-def test_near_duplicates_are_those_of_one_loop_over_all_pictures(monkeypatch):
+def test_near_duplicates_match_a_loop_over_all_pictures(monkeypatch):
     monkeypatch.setattr("recollect.index.samples.BLOCK", 16)
     monkeypatch.setattr("recollect.index.ingest._MAX_PENDING", 24)
     index, kept = Index.create(width=8, model="model-a"), list[np.ndarray]()

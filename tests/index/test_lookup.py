@@ -1,4 +1,4 @@
-"""The look-up against a slow reference in double precision."""
+"""Lookups, against a slow reference in double precision."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from recollect.index import Index, Rows
 
 
 def reference(rows, query, k, by, read, exclude=(), max_score=None):
-    """Ids, scores and vectors of one query, picture by picture."""
+    """Return negated scores, positions, ids and vectors for one query, in a loop over pictures."""
     scored = []
     for place, id in enumerate(rows.ids):
         texts = np.asarray(rows.caption_vectors[place], dtype=np.float64)
@@ -37,11 +37,11 @@ def reference(rows, query, k, by, read, exclude=(), max_score=None):
     by=st.sampled_from(["image", "text"]),
     read=st.sampled_from(["image", "text"]),
     precision=st.sampled_from(["float32", "float16"]),
-    own=st.booleans(),
+    exclude_own=st.booleans(),
     max_score=st.sampled_from([None, 0.5]),
     seed=st.integers(0, 5),
 )
-def test_a_look_up_is_the_slow_reference(count, k, by, read, precision, own, max_score, seed):
+def test_a_lookup_matches_the_slow_reference(count, k, by, read, precision, exclude_own, max_score, seed):
     index = Index.create(width=WIDTH, model="m", precision=precision)
     index.insert(make_rows(count))
     stored = make_rows(count)
@@ -50,10 +50,10 @@ def test_a_look_up_is_the_slow_reference(count, k, by, read, precision, own, max
         unit(each.astype(precision).astype(np.float64)) if len(each) else each for each in stored.caption_vectors
     ]
     queries = unit(np.random.default_rng(seed).normal(size=(3, WIDTH)))
-    exclude = [stored.ids[place % count] for place in range(3)] if own else None
+    exclude = [stored.ids[place % count] for place in range(3)] if exclude_own else None
     found = index.lookup(queries, k, by, read, exclude=exclude, max_score=max_score)
     for row, query in enumerate(queries.astype(np.float64)):
-        wanted = reference(stored, query, k, by, read, [exclude[row]] if own else (), max_score)
+        wanted = reference(stored, query, k, by, read, [exclude[row]] if exclude_own else (), max_score)
         ids = [id for id in found.ids[row] if id]
         assert ids == [each[2] for each in wanted]
         assert np.allclose(found.scores[row][: len(ids)], [-each[0] for each in wanted], atol=1e-6)
@@ -63,16 +63,16 @@ def test_a_look_up_is_the_slow_reference(count, k, by, read, precision, own, max
         assert not found.vectors[row][len(ids) :].any()
 
 
-def test_equal_scores_come_in_the_order_of_the_rows():
+def test_ties_are_in_row_order():
     index = Index.create(width=WIDTH, model="m")
     rows = make_rows(30)
-    # entries of 0.5, so that nothing is rounded: rounding would depend on a row's place in the matrix
+    # 0.5 avoids rounding, which would depend on the row's position in the matrix
     rows.image_vectors[:] = np.where(np.arange(WIDTH) < 4, 0.5, 0)
     index.insert(rows)
     assert index.lookup(rows.image_vectors[:1], 30).ids[0].tolist() == list(rows.ids)
 
 
-def test_a_set_is_excluded_from_every_query():
+def test_a_set_of_ids_is_excluded_for_every_query():
     index = Index.create(width=WIDTH, model="m")
     index.insert(make_rows(20))
     found = index.lookup(index.vectors(), 20, exclude={"row 3", "row 7"})
@@ -81,7 +81,7 @@ def test_a_set_is_excluded_from_every_query():
     assert (found.ids[:, 18:] == "").all()
 
 
-def test_queries_of_another_width_or_norm_are_refused():
+def test_queries_of_another_width_or_norm_are_rejected():
     index = Index.create(width=WIDTH, model="m")
     index.insert(make_rows(3))
     for wrong in (np.ones((1, 5), dtype=np.float32), np.full((1, WIDTH), 2.0), np.full((1, WIDTH), np.nan)):
@@ -97,7 +97,7 @@ def test_near_finds_every_picture_at_or_above_a_cosine():
     assert set(index.near(queries, 0.5)) == {index.ids[row] for row in np.flatnonzero(cosines >= 0.5 - 2**-21)}
 
 
-def test_pictures_can_be_named_by_their_place(index):
+def test_an_index_is_a_sequence_of_pictures(index):
     index.insert(make_rows(5))
     assert [picture.id for picture in index] == index.ids == [index[place].id for place in range(5)]
     assert [picture.id for picture in index[-2:]] == index.ids[-2:]
@@ -112,7 +112,7 @@ def test_a_hit_has_a_path_and_a_picture(photos, encoder):
         assert hit.image.tobytes() == stored.convert("RGB").tobytes()
 
 
-def test_a_column_named_like_something_of_a_hit_does_not_replace_it():
+def test_metadata_never_replaces_the_fields_of_a_hit():
     index = Index.create(width=WIDTH, model="model-a")
     metadata = {"score": "high", "rank": 9, "id": "x", "path": "y", "labels": 1, "year": 1999}
     index.insert(Rows(ids=["a"], image_vectors=np.eye(1, WIDTH, dtype=np.float32), metadata=[metadata]))
@@ -122,6 +122,6 @@ def test_a_column_named_like_something_of_a_hit_does_not_replace_it():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_wrong_guess_is_answered_with_the_right_call():
+def test_constructing_an_index_directly_suggests_open():
     with pytest.raises(TypeError, match=r"Index\.open"):
         Index("mine")

@@ -1,4 +1,4 @@
-"""Embedding on Ray gives the same index as one process, though a worker is killed, and leaves no process behind."""
+"""Embedding on Ray gives the same index as one process and leaves no process running."""
 
 import contextlib
 import os
@@ -21,10 +21,10 @@ from recollect.index import Index, IngestOptions
 
 
 def dying_encoder(folder):
-    """An encoder of a class that is sent to workers whole, since they cannot import this file."""
+    """Return an encoder of a local class, which is pickled by value since workers cannot import this file."""
 
     class Dying(Encoder):
-        """The first worker that is asked to embed is killed."""
+        """Kills the first worker that embeds."""
 
         width, fingerprint = 16, "hashes"
         mark, parent = str(folder / "killed"), os.getpid()
@@ -47,7 +47,7 @@ def dying_encoder(folder):
 
 
 def build(engine, folder):
-    """Run by the test, and in a process of its own with Ray, after which a process cannot be relied on to fork."""
+    """Build an index; with Ray in a separate process, since forking is unreliable afterwards."""
     before = signal.getsignal(signal.SIGTERM)
     options = IngestOptions(engine=engine)
     index = Index.build(folder / "photos", dying_encoder(folder), out=folder / engine, options=options)
@@ -57,19 +57,19 @@ def build(engine, folder):
 
 
 def processes_marked(mark):
-    """Command lines of processes whose environment has a mark."""
-    found = []
+    """Return the command lines of processes whose environment contains the mark."""
+    commands = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().decode(errors="replace")[:100])
+                commands.append((folder / "cmdline").read_bytes().decode(errors="replace")[:100])
         except OSError:
             continue
-    return found
+    return commands
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'recollect[ray]'")
-def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(tmp_path):
+def test_ray_gives_the_rows_of_one_process_even_if_a_worker_is_killed(tmp_path):
     for number in range(600):
         write_picture(tmp_path / "photos" / f"{number}.png", number)
     mark = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Kills, flipped bits, two processes and full disks: nothing is lost, and damage is reported."""
+"""No data loss after kills, concurrent writes or full disks; damage is reported."""
 
 import multiprocessing
 import shutil
@@ -19,7 +19,7 @@ from recollect.index.stores import lance
 
 @pytest.fixture
 def on_disk(tmp_path):
-    """Forty rows in two commits, searched once, so that there is a cache."""
+    """Forty rows in two commits, one of them removed; a search has created the cache."""
     index = Index.create(tmp_path / "index", width=WIDTH, model="model-a", precision="float16")
     index.insert(make_rows(25))
     index.insert(make_rows(15, first=25))
@@ -40,14 +40,8 @@ def files_of(folder):
 
 def test_an_untouched_index_has_no_damage(on_disk):
     assert on_disk.verify() == []
-    assert {file.suffix for file in files_of(on_disk.folder)} >= {
-        ".manifest",
-        ".txn",
-        ".lance",
-        ".json",
-        ".bin",
-        ".npy",
-    }
+    suffixes = {file.suffix for file in files_of(on_disk.folder)}
+    assert suffixes >= {".manifest", ".txn", ".lance", ".json", ".bin", ".npy"}
 
 
 def test_a_flipped_bit_in_any_file_is_reported(on_disk, tmp_path):
@@ -56,11 +50,11 @@ def test_a_flipped_bit_in_any_file_is_reported(on_disk, tmp_path):
     for name in names:
         copy = shutil.copytree(on_disk.folder, tmp_path / "copy")
         flip(copy / name, int(draw.integers(0, (copy / name).stat().st_size)))
-        assert lance.verify_folder(copy), f"{name} was flipped and nothing was reported"
+        assert lance.verify_folder(copy), f"a flipped bit in {name} was not reported"
         shutil.rmtree(copy)
 
 
-def test_a_damaged_cache_is_made_again_and_changes_no_result(on_disk, tmp_path):
+def test_a_damaged_cache_is_rebuilt_and_changes_no_result(on_disk, tmp_path):
     queries = on_disk.vectors()[:4]
     wanted = on_disk.lookup(queries, 10, read="text")
     for file in files_of(on_disk.folder / "cache"):
@@ -98,28 +92,28 @@ def test_labels_with_checksums_are_verified(on_disk):
 
 @pytest.fixture(scope="module")
 def fresh():
-    """Makes processes in which Lance has not been used, which does not survive a fork; one imports for all."""
+    """Return a process class that avoids forking Lance; the imports run once in the fork server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "lancedb", "recollect.index.ingest", "recollect.index.stores.lance"])
     return context.Process
 
 
-def _killed(fresh, folder, photos, moment):
-    process = fresh(target=write, args=(folder, photos, moment))
+def was_killed(fresh, folder, photos, step):
+    process = fresh(target=write, args=(folder, photos, step))
     process.start()
     process.join(120)
     return process.exitcode == -signal.SIGKILL
 
 
-def test_a_writer_that_is_killed_anywhere_leaves_an_index_that_the_next_one_completes(fresh, tmp_path):
+def test_after_a_kill_at_any_step_the_next_run_completes_the_index(fresh, tmp_path):
     photos = tmp_path / "photos"
     for number in range(10):
         write_picture(photos / f"{number}.png", number)
     Index.create(tmp_path / "index", width=WIDTH, model="model-a").insert(make_rows(5))
     kills = 0
-    for moment in range(2, 60, 14):
+    for step in range(2, 60, 14):
         copy = shutil.copytree(tmp_path / "index", tmp_path / "copy")
-        if not _killed(fresh, copy, photos, moment):
+        if not was_killed(fresh, copy, photos, step):
             break
         kills += 1
         assert lance.verify_folder(copy) == []
@@ -134,7 +128,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_an_index_that_the_next_one_comp
     assert kills >= 2
 
 
-def test_two_processes_lose_nothing(fresh, tmp_path):
+def test_two_concurrent_writers_lose_nothing(fresh, tmp_path):
     Index.create(tmp_path / "index", width=WIDTH, model="model-a")
     writers = [fresh(target=insert_many, args=(tmp_path / "index", first)) for first in (0, 3)]
     for writer in writers:
@@ -148,18 +142,7 @@ def test_two_processes_lose_nothing(fresh, tmp_path):
     assert index.verify() == []
 
 
-def test_a_reader_sees_what_another_wrote_when_it_looks_again(on_disk):
-    reader = Index.open(on_disk.address)
-    kept = reader.snapshot()
-    on_disk.insert(make_rows(5, first=40))
-    assert len(reader) == 39
-    assert reader.refresh()
-    assert (len(reader), len(kept)) == (44, 39)
-    with pytest.raises(UserError):
-        kept.insert(make_rows(1, first=50))
-
-
-def test_on_a_full_disk_an_index_is_as_it_was_and_can_be_searched(on_disk):
+def test_a_full_disk_leaves_the_index_unchanged_and_readable(on_disk):
     before, version = on_disk.ids, on_disk.version
     shutil.rmtree(on_disk.folder / "cache")
     with full_disk(on_disk.folder, 1):
@@ -170,14 +153,16 @@ def test_on_a_full_disk_an_index_is_as_it_was_and_can_be_searched(on_disk):
     assert Index.open(on_disk.address).version == version
 
 
-def test_a_reader_keeps_its_version_until_it_refreshes(on_disk):
+def test_a_reader_keeps_its_version_until_it_refreshes_and_a_snapshot_forever(on_disk):
     reader = Index.open(on_disk.address)
-    before = reader.version, reader.ids
+    snapshot, before = reader.snapshot(), (reader.version, reader.ids)
     on_disk.insert(make_rows(2, first=50))
-    assert reader.pictures(["row 39"])[0].removed, "this takes more than the view of the newest version"
+    assert reader.pictures(["row 39"])[0].removed, "removed pictures are read from the reader's version too"
     assert (reader.version, reader.ids) == before
     assert reader.refresh()
-    assert len(reader) == len(before[1]) + 2
+    assert (len(reader), len(snapshot)) == (len(before[1]) + 2, len(before[1]))
+    with pytest.raises(UserError):
+        snapshot.insert(make_rows(1, first=70))
     writer = Index.open(on_disk.address)
     reader.insert(make_rows(1, first=60))
     writer.insert(make_rows(1, first=61))

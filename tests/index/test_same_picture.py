@@ -1,4 +1,4 @@
-"""Which pictures count as the same one, decided on pixels: edits of a picture do, similar pictures do not."""
+"""Near-identical pictures by their pixels: edits of a picture count, similar pictures do not."""
 
 import io
 import itertools
@@ -17,7 +17,7 @@ FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
 
 
 def photo(seed, size=(240, 180)):
-    """Smooth clouds of color with shapes in front, as busy as a photograph."""
+    """Return smooth color gradients with shapes, as detailed as a photograph."""
     generator = np.random.default_rng(seed)
     clouds = generator.integers(30, 220, (6, 8, 3)).astype(np.uint8)
     image = Image.fromarray(clouds).resize(size, Image.Resampling.BICUBIC)
@@ -29,7 +29,7 @@ def photo(seed, size=(240, 180)):
 
 
 def product(seed, size=160):
-    """A shoe-like outline in the middle of a white picture: most of it is the same in every picture."""
+    """Return a shoe-like outline on white; most pixels are the same for all seeds."""
     generator = np.random.default_rng(seed)
     image = Image.new("RGB", (4 * size, 4 * size), "white")
     draw = ImageDraw.Draw(image)
@@ -59,12 +59,12 @@ def with_another_line(image):
     edited = image.copy()
     draw = ImageDraw.Draw(edited)
     draw.rectangle((100, 130, 480, 147), fill="white")
-    draw.text((100, 130), "this line says something else", fill="black", font=ImageFont.load_default(13))
+    draw.text((100, 130), "this line is different", fill="black", font=ImageFont.load_default(13))
     return edited
 
 
 def document(seed, reversed_line=None, size=(1600, 1000)):
-    """A full screen of lines, one of which may have its words in another order."""
+    """Return a screenful of text, optionally with one line's words in reverse order."""
     generator = np.random.default_rng(seed)
     image = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
@@ -77,7 +77,7 @@ def document(seed, reversed_line=None, size=(1600, 1000)):
 
 
 def frame_of(image, right=0):
-    """A frame of a burst: the same size, seen from a little further to the right, with sensor noise."""
+    """Return a noisy frame of a burst, shifted ``right`` pixels to the right."""
     frame = image.crop((12 + right, 9, image.width - 12 + right, image.height - 9))
     noise = np.random.default_rng(right).normal(size=(frame.height, frame.width, 1)) * 3
     return Image.fromarray((np.asarray(frame) + noise).clip(0, 255).astype(np.uint8))
@@ -121,48 +121,48 @@ EDITS = {
 }
 
 
-def reading(pictures):
+def reader(pictures):
     return lambda places: [partial(pictures.__getitem__, place) for place in places]
 
 
-def passes_quickly(one, other):
+def sketches_match(one, other):
     return bool(may_be_near_identical(sketch(one), sketch(other)[None])[0])
 
 
 def same(one, other):
     one, other = PreparedPicture(one), PreparedPicture(other)
-    answer = near_identical(one, other)
-    assert answer == near_identical(other, one)
-    assert not answer or (passes_quickly(one, other) and passes_quickly(other, one))
-    return answer
+    result = near_identical(one, other)
+    assert result == near_identical(other, one)
+    assert not result or (sketches_match(one, other) and sketches_match(other, one))
+    return result
 
 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("make", [photo, product, screenshot])
-def test_an_edit_of_a_picture_is_the_same_picture(make, edit):
+def test_edits_of_a_picture_are_near_identical(make, edit):
     assert all(same(make(seed), EDITS[edit](make(seed))) for seed in range(2))
 
 
 @pytest.mark.parametrize("make", [photo, product, screenshot, night])
-def test_pictures_of_similar_things_are_different(make):
+def test_pictures_of_similar_things_are_not_near_identical(make):
     pictures = [PreparedPicture(make(seed)) for seed in range(8)]
     assert not any(near_identical(one, other) for one in pictures for other in pictures if one is not other)
 
 
-def test_one_other_line_of_text_makes_a_different_screenshot():
+def test_screenshots_that_differ_in_one_line_are_different():
     assert not any(same(screenshot(seed), with_another_line(screenshot(seed))) for seed in range(4))
 
 
-def test_one_other_line_makes_a_different_page_of_a_full_screen():
-    for seed in range(1):
-        assert not same(document(seed), document(seed, reversed_line=7 + 12 * seed))
-        assert not same(document(seed), encoded(document(seed, reversed_line=7 + 12 * seed), "JPEG", quality=80))
-        assert same(document(seed), encoded(document(seed), "JPEG", quality=50))
-        assert same(document(seed), scaled(document(seed), 0.6))
+def test_large_documents_that_differ_in_one_line_are_different():
+    original, changed = document(0), document(0, reversed_line=7)
+    assert not same(original, changed)
+    assert not same(original, encoded(changed, "JPEG", quality=80))
+    assert same(original, encoded(original, "JPEG", quality=50))
+    assert same(original, scaled(original, 0.6))
 
 
 def messages(changed=None):
-    """A phone's screen of messages, one of which may read otherwise."""
+    """Return a phone's screen of messages, optionally with one of them changed."""
     generator = np.random.default_rng(3)
     image = Image.new("RGB", (1080, 1920), (230, 221, 212))
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(40)
@@ -175,7 +175,7 @@ def messages(changed=None):
     return image
 
 
-def test_a_crop_of_a_screenshot_is_aligned_finely_enough_to_compare_its_text():
+def test_cropped_screenshots_are_aligned_well_enough_to_compare_text():
     for edit in ("2 % crop", "2 % crop on one side"):
         assert same(messages(), EDITS[edit](messages()))
         assert not same(messages(), EDITS[edit](messages(changed=5)))
@@ -185,7 +185,7 @@ def test_frames_of_a_burst_are_different_pictures():
     assert not any(same(frame_of(photo(seed)), frame_of(photo(seed), right=6)) for seed in range(4))
 
 
-def test_an_object_that_moved_makes_a_different_picture():
+def test_pictures_with_a_moved_object_are_different():
     for seed in range(4):
         frames = []
         for place in ((40, 40), (150, 100)):
@@ -195,53 +195,51 @@ def test_an_object_that_moved_makes_a_different_picture():
         assert not same(*frames)
 
 
-def test_another_color_makes_a_different_product_and_gray_does_not():
-    red, green = product(1), Image.merge("RGB", [product(1).split()[channel] for channel in (1, 0, 2)])
+def test_recolored_pictures_are_different_but_gray_versions_are_not():
     recolored = Image.merge("RGB", [band.point(lambda v, f=f: min(255, int(v * f))) for band, f in
                                     zip(photo(3).split(), (1.3, 1.0, 0.5), strict=True)])  # fmt: skip
     assert not same(photo(3), recolored)
-    assert same(red, red.convert("L").convert("RGB"))
-    assert green.size == red.size
+    assert same(product(1), product(1).convert("L").convert("RGB"))
 
 
-def test_pictures_that_show_nothing_are_never_near_identical():
+def test_blank_pictures_are_never_near_identical():
     assert not same(Image.new("RGB", (90, 60), (40, 40, 40)), Image.new("RGB", (180, 120), (41, 40, 40)))
     assert not same(Image.new("RGB", (1, 1)), photo(0))
 
 
-def test_groups_form_around_the_picture_that_stays_and_never_along_chains():
-    """Each crop takes another 2 % of the one before: the ends of the chain are too far apart to be one picture."""
+def test_groups_contain_only_matches_of_the_picture_kept_and_no_chains():
+    """Each crop matches the one before, but the first and the last do not match."""
     crops = [photo(5, (400, 300))]
     while len(crops) < 6:
         crops.append(cropped(crops[-1], 0.013))
     assert all(same(one, other) for one, other in itertools.pairwise(crops))
     assert not same(crops[0], crops[-1])
     pairs = np.array([(one, other) for one in range(6) for other in range(one + 1, 6)])
-    found, _ = near_identical_groups(pairs, reading(crops), {place: (False, place) for place in range(6)})
-    for first, *others in found:
+    groups, _ = near_identical_groups(pairs, reader(crops), {place: (False, place) for place in range(6)})
+    for first, *others in groups:
         assert all(same(crops[first], crops[other]) for other in others)
-        assert first == min([first, *others]), "the largest stays"
-    assert len(found) >= 2
+        assert first == min([first, *others]), "the largest is kept"
+    assert len(groups) >= 2
 
 
-def test_the_picture_that_stays_is_annotated_in_color_and_large():
+def test_annotations_then_color_then_size_decide_which_picture_is_kept():
     original = photo(1, (400, 300))
     pictures = [original.convert("L").convert("RGB"), scaled(original, 0.5), original, encoded(original, "JPEG")]
     pairs = np.array([(one, other) for one in range(4) for other in range(one + 1, 4)])
-    first = [near_identical_groups(pairs, reading(pictures), {place: (place not in annotated, place) for place in
+    first = [near_identical_groups(pairs, reader(pictures), {place: (place not in annotated, place) for place in
              range(4)})[0][0][0] for annotated in ((), (1,))]  # fmt: skip
     assert first == [2, 1]
 
 
-@pytest.mark.skipif(not FASHION.exists(), reason="the shop pictures are not here")
+@pytest.mark.skipif(not FASHION.exists(), reason="no shop pictures")
 def test_different_shop_pictures_are_not_duplicates():
-    """The nearest pairs among many products on white; a handful are sold twice with one photograph."""
+    """Products on white look alike; a handful share a photograph."""
     column = pq.read_table(FASHION, columns=["image"])["image"][2500:2700]
     pictures = [PreparedPicture(Image.open(io.BytesIO(each.as_py())).convert("RGB")) for each in column]
-    found = np.stack([sketch(picture) for picture in pictures])
+    sketches = np.stack([sketch(picture) for picture in pictures])
     pairs = list[tuple[int, int]]()
     for one in range(len(pictures)):
         others = np.arange(one + 1, len(pictures))
-        pairs += [(one, other) for other in others[may_be_near_identical(found[one], found[others])].tolist()]
-    assert len(pairs) < len(pictures), "nearly all pairs are turned down without decoding a picture again"
+        pairs += [(one, other) for other in others[may_be_near_identical(sketches[one], sketches[others])].tolist()]
+    assert len(pairs) < len(pictures), "most pairs are rejected by their sketches alone"
     assert sum(near_identical(pictures[one], pictures[other]) for one, other in pairs) <= 4

@@ -1,4 +1,4 @@
-"""What every store promises: RAM, Lance on disk, and Milvus."""
+"""The behavior of every store: RAM, Lance on disk and Milvus."""
 
 import re
 
@@ -37,8 +37,8 @@ FILTERS = (
 )
 
 
-def asked(rows, place, name):
-    """The values of a name of one picture."""
+def values_of(rows, place, name):
+    """Return the values of a column for one picture."""
     file = rows.files[place][0]
     folder = rows.folder[place]
     many = {
@@ -52,13 +52,13 @@ def asked(rows, place, name):
 
 
 def satisfied(where, rows, place):
-    """A filter, picture by picture, without a library."""
+    """Return whether one picture matches the filter."""
     if hasattr(where, "parts"):
         return (all if where.word == "and" else any)(satisfied(part, rows, place) for part in where.parts)
     kind = type(where.value) if isinstance(where.value, bool | str) else (int, float)
     values = [
         each
-        for each in asked(rows, place, where.name)
+        for each in values_of(rows, place, where.name)
         if isinstance(each, kind) and isinstance(each, bool) == isinstance(where.value, bool)
     ]
     pattern = re.escape(str(where.value)).replace("%", ".*").replace("_", ".")
@@ -74,7 +74,7 @@ def satisfied(where, rows, place):
     return any(holds[where.operator](value) for value in values)
 
 
-def test_a_filter_leaves_what_a_predicate_does(index):
+def test_filters_match_a_predicate_on_every_store(index):
     rows = make_rows(40)
     index.insert(rows)
     for where in FILTERS:
@@ -88,8 +88,8 @@ def test_a_filter_leaves_what_a_predicate_does(index):
         assert {id for id in found.ids[0] if id} == wanted, where
 
 
-def test_columns_of_any_name_and_value_are_filtered_alike_on_every_store(index):
-    """Whole numbers beyond 2^53, lists, and names that every picture has or that a store uses itself."""
+def test_custom_columns_of_any_name_and_type_can_be_filtered_on_every_store(index):
+    """Includes integers beyond 2^53, lists, and names of built-in columns or of columns that a store uses itself."""
     big = 12345678901234567
     values = [
         {"number": big, "width": 7, "caption": "mine", "tags": ["it's", "50%"]},
@@ -112,7 +112,7 @@ def test_columns_of_any_name_and_value_are_filtered_alike_on_every_store(index):
     assert index.columns()["width"] == "number"
 
 
-def test_true_is_not_one():
+def test_true_does_not_equal_one():
     index = Index.create(width=WIDTH, model="m")
     values = [{"good": 1}, {"good": True}, {"good": 1.0}]
     index.insert(Rows(ids=list("abc"), image_vectors=np.eye(3, WIDTH, dtype=np.float32), metadata=values))
@@ -121,7 +121,7 @@ def test_true_is_not_one():
         assert index.ids_where("good = true") == ["b"]
 
 
-def test_a_filter_of_thousands_of_words_is_answered_or_refused(index):
+def test_huge_filters_work_or_are_rejected(index):
     index.insert(make_rows(8))
     assert index.ids_where(" or ".join(["year = 2001"] * 500)) == ["row 1"]
     with pytest.raises(UserError):
@@ -150,7 +150,7 @@ _WHERE = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(where=_WHERE)
-def test_any_filter_leaves_what_a_predicate_does(where):
+def test_random_filters_match_a_predicate(where):
     rows, index = make_rows(40), Index.create(width=WIDTH, model="m")
     index.insert(rows)
     wanted = {id for place, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, place)}
@@ -160,8 +160,8 @@ def test_any_filter_leaves_what_a_predicate_does(where):
         assert not wanted
 
 
-def same(found, rows, places):
-    for place, picture in zip(places, found, strict=True):
+def assert_same(pictures, rows, places):
+    for place, picture in zip(places, pictures, strict=True):
         assert picture.id == rows.ids[place]
         assert picture.captions == tuple(rows.captions[place])
         assert picture.labels == tuple(rows.labels[place])
@@ -171,11 +171,11 @@ def same(found, rows, places):
         assert rows.images[place] in (picture._bytes(), None)
 
 
-def test_rows_come_back_as_they_were(index):
+def test_inserted_rows_are_read_back_unchanged(index):
     rows = make_rows(40)
     assert index.insert(rows) == 0
     order = [31, 2, 17]
-    same(index.pictures([rows.ids[place] for place in order]), rows, order)
+    assert_same(index.pictures([rows.ids[place] for place in order]), rows, order)
     assert np.allclose(index.vectors([rows.ids[place] for place in order]), rows.image_vectors[order], atol=1e-6)
     assert len(index) == 40
     assert index.texts == sum(len(each) > 0 for each in rows.captions)
@@ -184,7 +184,7 @@ def test_rows_come_back_as_they_were(index):
         index.pictures(["row 1", "nobody"])
 
 
-def test_a_look_up_is_the_same_on_every_store(index):
+def test_lookups_give_the_same_results_on_every_store(index):
     index.insert(make_rows(25))
     index.insert(make_rows(15, first=25))
     other = Index.create(width=WIDTH, model="m")
@@ -198,15 +198,20 @@ def test_a_look_up_is_the_same_on_every_store(index):
             assert np.allclose(found.vectors, wanted.vectors, atol=1e-5)
 
 
-def test_what_is_removed_is_nowhere_until_it_is_restored(index):
+def test_a_removed_picture_keeps_its_vectors_but_is_not_found_until_it_is_restored(index):
     index.insert(make_rows(20))
+    vectors = {by: index.vectors(["row 2", "row 3"], by) for by in ("image", "text")}
     index.remove(["row 1", "row 2"])
     index.remove(where="id = 'row 5'")
-    gone = {"row 1", "row 2", "row 5"}
-    assert {each.id for each in index.removed()} == gone
-    assert not gone & set(index.ids)
-    assert not gone & set(index.lookup(index.vectors(["row 3"]), 20).ids[0])
-    assert not gone & set(index.ids_where("width >= 0"))
+    for by, expected in vectors.items():
+        np.testing.assert_allclose(index.vectors(["row 2", "row 3"], by), expected, atol=1e-6)
+    assert index.store.ids(parse_filter("id = 'row 2'"), removed=True) == ["row 2"]
+    assert index.store.ids(parse_filter("id = 'row 3'"), removed=True) == []
+    removed = {"row 1", "row 2", "row 5"}
+    assert {each.id for each in index.removed()} == removed
+    assert not removed & set(index.ids)
+    assert not removed & set(index.lookup(index.vectors(["row 3"]), 20).ids[0])
+    assert not removed & set(index.ids_where("width >= 0"))
     assert len(index) == 17
     with pytest.raises(UserError):
         index.restore(["row 3"])
@@ -215,26 +220,11 @@ def test_what_is_removed_is_nowhere_until_it_is_restored(index):
     assert len(index) == 20
 
 
-def test_a_removed_picture_keeps_its_vectors(index):
-    index.insert(make_rows(20))
-    wanted = {by: index.vectors(["row 2", "row 3"], by) for by in ("image", "text")}
-    index.remove(["row 3"])
-    for by, vectors in wanted.items():
-        assert np.allclose(index.vectors(["row 2", "row 3"], by), vectors, atol=1e-6)
-
-
-def test_removed_rows_are_scanned_by_a_filter_too(index):
-    index.insert(make_rows(6))
-    index.remove(["row 3", "row 4"])
-    assert index.store.ids(parse_filter("id = 'row 4'"), removed=True) == ["row 4"]
-    assert index.store.ids(parse_filter("id = 'row 5'"), removed=True) == []
-
-
-def test_values_that_earlier_versions_kept_for_the_user_stay():
+def test_user_values_stored_by_earlier_versions_are_kept():
     assert merged_facts((), {"values": {"stars": 5, "gone": None}})["metadata"] == {"stars": 5}
 
 
-def test_captions_that_the_user_sets(index, encoder):
+def test_user_captions_can_be_set_searched_and_deleted(index, encoder):
     index.model.use(encoder, "the model")
     index.insert(make_rows(10))
     assert index.set_captions({"row 4": "a whale"}) == 1
@@ -245,7 +235,7 @@ def test_captions_that_the_user_sets(index, encoder):
     assert len(index.pictures(["row 1"])[0].captions) == 1
 
 
-def test_rows_without_captions_pictures_or_anything(index):
+def test_rows_may_lack_captions_or_pictures_and_an_index_may_be_empty(index):
     index.insert(Rows(image_vectors=unit(np.eye(WIDTH)[:3]), ids=["a", "b", "c"]))
     index.insert(Rows(captions=[("words",)], caption_vectors=[np.eye(WIDTH)[5:6]], ids=["d"]))
     assert index.lookup(np.eye(WIDTH, dtype=np.float32)[1:2], 4).ids[0].tolist()[0] == "b"

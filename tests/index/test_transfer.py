@@ -1,4 +1,4 @@
-"""Files of pictures are copied, moved and deleted whole or not at all, never over another file, and can come back."""
+"""Copying, moving and deleting files: never partially, never over another file, and with undo."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from recollect.index.transfer import TRASH, Transfer, copy_pictures, move_back, 
 
 @pytest.fixture
 def album(tmp_path):
-    """Six pictures in two folders, with the same names in both, one of them twice."""
+    """Six pictures in two folders with the same file names, and a copy of one of them."""
     for number, name in enumerate(("a", "b", "c")):
         for place in ("one", "two's 100% ü"):
             file = tmp_path / "photos" / place / f"{name}.png"
@@ -33,7 +33,7 @@ def contents(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-def test_copies_are_whole_and_never_replace_a_file(album, tmp_path):
+def test_copying_never_replaces_a_file(album, tmp_path):
     before, out = contents(tmp_path / "photos"), tmp_path / "out"
     out.mkdir()
     (out / "a.png").write_bytes(b"mine")
@@ -47,7 +47,7 @@ def test_copies_are_whole_and_never_replace_a_file(album, tmp_path):
     assert contents(tmp_path / "photos") == before
 
 
-def test_moved_files_are_found_by_the_index_and_move_back(album, tmp_path):
+def test_the_index_follows_moved_files_and_moves_them_back(album, tmp_path):
     before = contents(tmp_path / "photos")
     done = move_pictures(album, album.ids, tmp_path / "out")
     assert (done.pictures, len(done.files)) == (6, 7)
@@ -62,17 +62,17 @@ def test_moved_files_are_found_by_the_index_and_move_back(album, tmp_path):
     assert len(album) == 6
 
 
-def test_a_file_that_holds_another_picture_now_stays_where_it_is(album, tmp_path):
+def test_a_file_whose_picture_has_changed_is_not_moved(album, tmp_path):
     changed, touched = tmp_path / "photos/one/b.png", tmp_path / "photos/one/c.png"
     changed.write_bytes(encoded(shade(COLORS["red"], 7)))
-    os.utime(touched)  # the same pixels, written again
+    os.utime(touched)  # rewritten with the same pixels
     done = move_pictures(album, album.ids, None)
     assert (len(done.files), len(done.missing)) == (6, 1)
     assert changed.is_file()
     assert not touched.exists()
 
 
-def test_a_picture_that_is_also_a_link_moves_once_and_back(album, tmp_path):
+def test_a_picture_with_a_symlink_moves_once_and_back(album, tmp_path):
     (tmp_path / "photos/link.png").symlink_to("one/b.png")
     (tmp_path / "photos/copy.png").write_bytes((tmp_path / "photos/one/b.png").read_bytes())
     album.add(tmp_path / "photos")
@@ -83,7 +83,7 @@ def test_a_picture_that_is_also_a_link_moves_once_and_back(album, tmp_path):
     assert contents(tmp_path / "photos") == before
 
 
-def test_files_that_move_to_their_own_folder_keep_their_names(album, tmp_path):
+def test_files_moved_to_their_own_folder_keep_their_names(album, tmp_path):
     before = contents(tmp_path / "photos")
     ids = [each.id for each in album.pictures(album.ids) if each.folder == "one"]
     done = move_pictures(album, ids, tmp_path / "photos/two's 100% ü/../one", [str(tmp_path / "photos/one/b.png")])
@@ -93,7 +93,7 @@ def test_files_that_move_to_their_own_folder_keep_their_names(album, tmp_path):
     assert contents(tmp_path / "photos") == before
 
 
-def test_a_move_that_fails_in_the_middle_is_known_and_goes_back(album, tmp_path, monkeypatch):
+def test_a_move_that_fails_midway_is_recorded_and_can_be_undone(album, tmp_path, monkeypatch):
     before, real, done, left = contents(tmp_path / "photos"), move_file, Transfer(), [3]
 
     def fails(source, target):
@@ -102,7 +102,7 @@ def test_a_move_that_fails_in_the_middle_is_known_and_goes_back(album, tmp_path,
             raise OSError(errno.EIO, "Input/output error")
         return real(source, target)
 
-    def told():
+    def indexed_files():
         return {file.path for each in Index.open(tmp_path / "index").pictures(album.ids) for file in each.files}
 
     monkeypatch.setattr(transfer, "move_file", fails)
@@ -113,14 +113,14 @@ def test_a_move_that_fails_in_the_middle_is_known_and_goes_back(album, tmp_path,
     with pytest.raises(UserError):
         move_back(album, album.ids, done.files)
     monkeypatch.undo()
-    there = {str(file) for place in ("photos", "out") for file in (tmp_path / place).rglob("*.png")}
-    assert told() == there, "the index knows where every file is"
+    on_disk = {str(file) for place in ("photos", "out") for file in (tmp_path / place).rglob("*.png")}
+    assert indexed_files() == on_disk, "the index knows where every file is"
     move_back(album, album.ids, done.files)
     assert contents(tmp_path / "photos") == before
-    assert told() == {str(tmp_path / "photos" / name) for name in before}
+    assert indexed_files() == {str(tmp_path / "photos" / name) for name in before}
 
 
-def test_deleted_files_wait_in_a_hidden_folder_that_no_source_reads(album, tmp_path):
+def test_deleted_files_go_to_a_hidden_folder_that_is_not_ingested(album, tmp_path):
     ids = album.ids[:2]
     done = move_pictures(album, ids, None)
     assert all(new.startswith(str(tmp_path / "photos" / TRASH)) for _, new in done.files)
@@ -133,27 +133,27 @@ def test_deleted_files_wait_in_a_hidden_folder_that_no_source_reads(album, tmp_p
     assert len(album) == 6
 
 
-def test_a_file_that_is_gone_is_reported_and_the_others_go_on(album, tmp_path):
+def test_a_missing_file_is_reported_and_the_others_are_copied(album, tmp_path):
     (tmp_path / "photos/one/b.png").unlink()
     done = copy_pictures(album, album.ids, tmp_path / "out")
     assert (done.pictures, len(done.missing)) == (5, 1)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(album, tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(album, tmp_path):
     with pytest.raises(UserError, match="cannot be written to"):
         copy_pictures(album, album.ids, tmp_path / "photos/one/a.png/below a file")
 
 
 def test_a_taken_name_gets_a_number(tmp_path):
-    (tmp_path / "there").mkdir()
+    (tmp_path / "target").mkdir()
     for text in "ab":
         (tmp_path / "boat.jpg").write_text(text)
-        move_file(tmp_path / "boat.jpg", tmp_path / "there" / "boat.jpg")
-    found = {path.name: path.read_text() for path in (tmp_path / "there").iterdir()}
-    assert found == {"boat.jpg": "a", "boat (2).jpg": "b"}
+        move_file(tmp_path / "boat.jpg", tmp_path / "target" / "boat.jpg")
+    texts = {path.name: path.read_text() for path in (tmp_path / "target").iterdir()}
+    assert texts == {"boat.jpg": "a", "boat (2).jpg": "b"}
 
 
-def test_a_move_to_a_full_disk_leaves_the_file_where_it_was_and_nothing_else(tmp_path, monkeypatch):
+def test_a_move_to_a_full_disk_leaves_only_the_original(tmp_path, monkeypatch):
     def half(source, target):
         Path(target).write_text(Path(source).read_text()[:2])
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -164,42 +164,42 @@ def test_a_move_to_a_full_disk_leaves_the_file_where_it_was_and_nothing_else(tmp
     monkeypatch.setattr(os, "replace", other_disk)
     monkeypatch.setattr(shutil, "copy2", half)
     (tmp_path / "boat.jpg").write_text("whole")
-    (tmp_path / "there").mkdir()
+    (tmp_path / "target").mkdir()
     with pytest.raises(OSError, match="No space"):
-        move_file(tmp_path / "boat.jpg", tmp_path / "there" / "boat.jpg")
+        move_file(tmp_path / "boat.jpg", tmp_path / "target" / "boat.jpg")
     assert (tmp_path / "boat.jpg").read_text() == "whole"
-    assert not list((tmp_path / "there").iterdir())
+    assert not list((tmp_path / "target").iterdir())
 
 
-def test_a_move_that_is_interrupted_after_the_file_has_moved_keeps_the_only_copy(tmp_path, monkeypatch):
+def test_a_move_interrupted_after_the_rename_keeps_the_file(tmp_path, monkeypatch):
     real = os.replace
 
-    def then_interrupted(source, target):
+    def replace_then_interrupt(source, target):
         real(source, target)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", then_interrupted)
+    monkeypatch.setattr(os, "replace", replace_then_interrupt)
     (tmp_path / "boat.jpg").write_text("whole")
-    (tmp_path / "there").mkdir()
+    (tmp_path / "target").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        move_file(tmp_path / "boat.jpg", tmp_path / "there" / "boat.jpg")
-    assert [path.read_text() for path in (tmp_path / "there").iterdir()] == ["whole"]
+        move_file(tmp_path / "boat.jpg", tmp_path / "target" / "boat.jpg")
+    assert [path.read_text() for path in (tmp_path / "target").iterdir()] == ["whole"]
 
 
-def test_a_moved_file_is_found_in_the_folder_where_it_is_now(album, tmp_path):
+def test_a_moved_file_gets_its_new_folder(album, tmp_path):
     photos = tmp_path / "photos"
     (id,) = album.find(["two's 100% ü/b.png"])
 
     def folder():
         return album.pictures([id])[0].folder
 
-    there = move_pictures(album, [id], photos / "trip")
+    first = move_pictures(album, [id], photos / "trip")
     assert folder() == "trip"
-    further = move_pictures(album, [id], photos / "trip" / "Rome")
+    second = move_pictures(album, [id], photos / "trip" / "Rome")
     assert folder() == "trip/Rome"
     assert album.ids_where("folder = 'trip'") == [id]
-    move_back(album, [id], further.files)
-    move_back(album, [id], there.files)
+    move_back(album, [id], second.files)
+    move_back(album, [id], first.files)
     assert folder() == "two's 100% ü"
     move_pictures(album, [id], photos / "trip")
     album.add(photos)
@@ -207,7 +207,7 @@ def test_a_moved_file_is_found_in_the_folder_where_it_is_now(album, tmp_path):
     assert [file.key for file in album.pictures([id])[0].files] == ["trip/b.png"]
 
 
-def test_a_file_that_vanishes_before_it_moves_leaves_nothing_behind(tmp_path):
+def test_moving_a_missing_file_creates_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         move_file(tmp_path / "boat.jpg", tmp_path / "moved.jpg")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Following a folder: new, changed, deleted, renamed, half-copied, unreadable and removed pictures."""
+"""Watching a folder for new, changed, deleted, renamed, partially copied and unreadable pictures."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from recollect.index.watch import FolderWatch, folder_state
 
 
 @pytest.fixture
-def followed(photos, tmp_path, encoder):
+def watched(photos, tmp_path, encoder):
     index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
     index.model.use(encoder, "the model")
     return index, FolderWatch(index, photos)
@@ -23,47 +23,47 @@ def files(index):
     return {file.key for each in index.pictures(index.ids) for file in each.files}
 
 
-def test_a_watched_folder_is_followed(followed, photos, encoder):
-    index, follower = followed
-    assert follower.poll(settled=True).added == 11
-    assert follower.poll() is None
+def test_changes_in_the_folder_reach_the_index(watched, photos, encoder):
+    index, watch = watched
+    assert watch.poll(settled=True).added == 11
+    assert watch.poll() is None
     write_picture(photos / "new.png", 100)
     write_picture(photos / "home" / "4.png", 101)
     (photos / "home" / "6.png").unlink()
     write_picture(photos / "below" / "deep.png", 102)
     (photos / ".hidden.png").write_bytes(b"not a picture")
     encoder.images = 0
-    assert follower.poll() is None, "perhaps still being copied"
-    report = follower.poll()
+    assert watch.poll() is None, "files may still be copied"
+    report = watch.poll()
     assert (report.added, report.gone, encoder.images) == (3, 2, 3)
     assert {"new.png", "below/deep.png", "home/4.png"} <= files(index)
     assert "home/6.png" not in files(index)
-    assert follower.poll() is None
+    assert watch.poll() is None
 
 
-def test_files_of_one_size_and_time_that_exchange_their_names_are_followed(followed, photos):
-    index, follower = followed
+def test_two_files_of_equal_size_and_time_that_swap_names_are_noticed(watched, photos):
+    index, watch = watched
     for number in (0, 2):
         os.utime(photos / "home" / f"{number}.png", (1e9, 1e9))
-    follower.poll(settled=True)
+    watch.poll(settled=True)
     before = index.find(["home/0.png", "home/2.png"])
     (photos / "home" / "0.png").rename(photos / "other")
     (photos / "home" / "2.png").rename(photos / "home" / "0.png")
     (photos / "other").rename(photos / "home" / "2.png")
-    follower.poll(), follower.poll()
+    watch.poll(), watch.poll()
     assert index.find(["home/2.png", "home/0.png"]) == before
 
 
-def test_building_adding_and_watching_agree_about_copies(followed, photos, tmp_path, encoder):
-    index, follower = followed
-    follower.poll(settled=True)
+def test_watching_treats_copies_like_building(watched, photos, tmp_path, encoder):
+    index, watch = watched
+    watch.poll(settled=True)
     (photos / "copy.png").write_bytes((photos / "home" / "2.png").read_bytes())
-    report = follower.poll(settled=True)
+    report = watch.poll(settled=True)
     assert (report.added, report.copies, len(index)) == (0, 1, 11)
     built = Index.build(photos, encoder, out=tmp_path / "built")
     assert set(built.ids) == set(index.ids)
     (photos / "home" / "2.png").unlink()
-    assert follower.poll(settled=True).gone == 0
+    assert watch.poll(settled=True).gone == 0
     assert set(index.ids) == set(built.ids), "the copy keeps the row"
 
 
@@ -79,64 +79,64 @@ def test_the_state_of_a_folder_changes_with_names_sizes_and_times(photos):
     assert len(states) == 4
 
 
-def test_a_half_copied_picture_is_read_when_it_is_whole(followed, photos):
-    index, follower = followed
-    follower.poll(settled=True)
+def test_a_partially_copied_picture_is_read_once_it_is_complete(watched, photos):
+    index, watch = watched
+    watch.poll(settled=True)
     whole = io.BytesIO()
     Image.effect_noise((64, 64), 50).save(whole, "PNG")
     (photos / "late.png").write_bytes(whole.getvalue()[:60])
-    follower.poll(), follower.poll()
+    watch.poll(), watch.poll()
     assert len(index) == 11
     (photos / "late.png").write_bytes(whole.getvalue())
-    follower.poll(), follower.poll()
+    watch.poll(), watch.poll()
     assert len(index) == 12
 
 
-def test_an_emptied_or_missing_folder_removes_nothing(followed, photos):
-    index, follower = followed
-    follower.poll(settled=True)
+def test_an_emptied_or_missing_folder_removes_nothing(watched, photos):
+    index, watch = watched
+    watch.poll(settled=True)
     for file in [file for file in photos.rglob("*") if file.is_file()]:
         file.unlink()
-    assert [follower.poll(), follower.poll(settled=True)] == [None, None]
+    assert [watch.poll(), watch.poll(settled=True)] == [None, None]
     assert len(index) == 11
     for folder in [*photos.iterdir(), photos]:
         folder.rmdir()
-    assert follower.poll(settled=True) is None
+    assert watch.poll(settled=True) is None
     with pytest.raises(UserError):
         FolderWatch(index, photos)
 
 
-def test_unreadable_folders_and_files_remove_nothing(followed, photos, monkeypatch, capsys):
-    """Root may read everything, so the system calls refuse here."""
-    index, follower = followed
-    os.symlink(".", photos / "again")  # a loop for those who follow links
+def test_unreadable_folders_and_files_remove_nothing(watched, photos, monkeypatch, capsys):
+    """Patched system calls deny access, since root could read everything."""
+    index, watch = watched
+    os.symlink(".", photos / "again")  # a loop if links are followed
     assert folder_state(photos)[0] == 12
-    follower.poll(settled=True)
+    watch.poll(settled=True)
     (photos / "home" / "2.png").unlink()
 
-    def refusing(work, refused):
-        def refuse(path, *more, **options):
-            if isinstance(path, str | os.PathLike) and refused(os.fspath(path)):
+    def denying(work, denied):
+        def deny(path, *more, **options):
+            if isinstance(path, str | os.PathLike) and denied(os.fspath(path)):
                 raise PermissionError(13, "Permission denied", os.fspath(path))
             return work(path, *more, **options)
 
-        return refuse
+        return deny
 
     below, file = str(photos / "norway"), str(photos / "home" / "4.png")
     with monkeypatch.context() as other:
-        other.setattr(os, "scandir", refusing(os.scandir, lambda path: path == below))
-        other.setattr(os, "stat", refusing(os.stat, lambda path: path.startswith(f"{below}/")))
-        other.setattr(io, "open", refusing(io.open, lambda path: path == file))
-        follower.poll(settled=True)
+        other.setattr(os, "scandir", denying(os.scandir, lambda path: path == below))
+        other.setattr(os, "stat", denying(os.stat, lambda path: path.startswith(f"{below}/")))
+        other.setattr(io, "open", denying(io.open, lambda path: path == file))
+        watch.poll(settled=True)
     assert len(index) == 10
     assert "norway" in capsys.readouterr().err
 
 
-def test_a_picture_that_vanishes_during_the_first_poll_does_not_end_the_watch(followed, photos, monkeypatch):
-    _, follower = followed
+def test_a_picture_deleted_during_the_first_poll_does_not_end_the_watch(watched, photos, monkeypatch):
+    _, watch = watched
     add, reports = Index.add, []
 
-    def vanish(*given, **options):
+    def vanish(*args, **options):
         (photos / "home" / "2.png").unlink()
         monkeypatch.setattr(Index, "add", add)
         raise UserError("photos: cannot be read (2.png does not exist)")
@@ -147,17 +147,17 @@ def test_a_picture_that_vanishes_during_the_first_poll_does_not_end_the_watch(fo
 
     monkeypatch.setattr(Index, "add", vanish)
     with pytest.raises(KeyboardInterrupt):
-        follower.follow(0.01, stop)
+        watch.follow(0.01, stop)
     assert [each.added for each in reports] == [10]
-    monkeypatch.setattr(Index, "add", lambda *given, **options: (_ for _ in ()).throw(UserError("wrong")))
+    monkeypatch.setattr(Index, "add", lambda *args, **options: (_ for _ in ()).throw(UserError("wrong")))
     write_picture(photos / "other.png", 60)
     with pytest.raises(UserError, match="wrong"):
-        follower.follow(0.01, reports.append)
+        watch.follow(0.01, reports.append)
 
 
-def test_a_watch_continues_where_another_ended_and_changes_no_other_source(followed, photos, tmp_path, encoder):
-    index, follower = followed
-    follower.poll(settled=True)
+def test_a_new_watch_resumes_and_changes_no_other_source(watched, photos, tmp_path, encoder):
+    index, watch = watched
+    watch.poll(settled=True)
     write_picture(tmp_path / "b" / "photos" / "0.png", 300)
     with pytest.raises(UserError):
         FolderWatch(index, tmp_path / "b" / "photos").poll(settled=True)
@@ -171,22 +171,22 @@ def test_a_watch_continues_where_another_ended_and_changes_no_other_source(follo
     assert index.info().sources == {"photos": 10, "more": 1}
 
 
-def test_captions_that_change_in_a_metadata_file_are_followed(followed, photos):
-    index, follower = followed
+def test_changed_captions_in_a_metadata_file_reach_the_index(watched, photos):
+    index, watch = watched
     for caption in ("a boat", "a red boat"):
         (photos / "metadata.csv").write_text(f"file_name,caption\nhome/0.png,{caption}\n")
-        follower.poll(), follower.poll()
+        watch.poll(), watch.poll()
         assert [each.captions for each in index] == [(caption,)]
     for file in photos.rglob("*.png"):
         file.unlink()
-    assert follower.poll() is follower.poll() is None, "a folder without pictures takes none away"
+    assert watch.poll() is watch.poll() is None, "an empty folder removes nothing"
     assert len(index) == 1
 
 
-def test_captions_that_change_in_text_files_are_followed(followed, photos):
-    index, follower = followed
+def test_changed_captions_in_text_files_reach_the_index(watched, photos):
+    index, watch = watched
     for caption in ("a boat", "a red boat"):
         for file in photos.rglob("*.png"):
             file.with_suffix(".txt").write_text(f"{caption}\n{file.stem}a", "utf-8")
-        follower.poll(), follower.poll()
+        watch.poll(), watch.poll()
         assert {each.captions[0] for each in index} == {caption}
