@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from recollect.core.types import Encoder, Sample, Source
 from recollect.data.sources.images import BrokenImageError
@@ -99,6 +99,17 @@ class Pictures(Source):
         pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
         texts = (f"caption {number}", f"other words for {number}")
         return Sample(pixels, texts, -1, self.name, "caption", str(index), {"number": number})
+
+
+def scene(number, size=96):
+    """Return a picture of rectangles; noise would not survive encoding."""
+    draw = np.random.default_rng(number)
+    image = Image.new("RGB", (size, size), tuple(draw.integers(0, 256, 3).tolist()))
+    pen = ImageDraw.Draw(image)
+    for _ in range(6):
+        corners = np.sort(draw.integers(0, size, (2, 2)), axis=0).reshape(-1).tolist()
+        pen.rectangle(corners, fill=tuple(draw.integers(0, 256, 3).tolist()))
+    return image
 
 
 def write_picture(path, number, size=8):

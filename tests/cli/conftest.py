@@ -1,4 +1,4 @@
-"""Commands as a user runs them, on small real-looking data."""
+"""Commands as a user runs them, on small pictures of shapes."""
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,7 +16,7 @@ SHAPES = ("circle", "cross", "square")
 
 
 def picture(shape, seed):
-    """A white shape of random size and place on a dark, noisy ground."""
+    """Return a white shape of random size and position on a dark, noisy background."""
     random = np.random.default_rng([seed, SHAPES.index(shape)])
     ground = random.integers(0, 90, (32, 32, 3), dtype=np.uint8)
     image = Image.fromarray(ground)
@@ -41,13 +41,13 @@ class Done:
 
 @pytest.fixture(autouse=True)
 def few_templates(monkeypatch):
-    """Names of classes in a tenth of the 80 templates: what is tested here are commands, not accuracies."""
+    """Use a tenth of the 80 templates, since these tests are about commands and not accuracies."""
     monkeypatch.setattr(evaluations, "GENERAL_TEMPLATES", evaluations.GENERAL_TEMPLATES[:8])
 
 
 @pytest.fixture(scope="session")
 def recollect():
-    """Run a command in this process; gives what it printed and its exit status."""
+    """Run a command in this process and return its output and exit status."""
 
     def run(*words, check=True):
         out, err = io.StringIO(), io.StringIO()
@@ -55,11 +55,23 @@ def recollect():
             patch.setattr(progress.console, "_file", err)  # its default follows sys.stderr
             try:
                 status = cli.main([str(word) for word in words])
-            except SystemExit as stop:
-                status = stop.code
+            except SystemExit as exit_:
+                status = exit_.code
         done = Done(status, out.getvalue(), err.getvalue())
         assert not check or done.returncode == 0, done.stderr
         return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def check_error(recollect):
+    """Run a command and check that it fails with status 2 and one line, which contains the message."""
+
+    def run(message, *words):
+        done = recollect(*words, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert message in done.stderr
 
     return run
 
@@ -78,7 +90,7 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory):
-    """A CSV of pictures with captions."""
+    """A CSV of captioned pictures."""
     folder = tmp_path_factory.mktemp("pairs")
     lines = ["path,caption"]
     for number in range(60):
@@ -91,7 +103,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(recollect, pairs, tmp_path_factory):
-    """Models of two short runs, without and with context."""
+    """Models of two short training runs, without and with context."""
     out = tmp_path_factory.mktemp("runs")
     for recipe in ("siglip-tiny", "siglixp-tiny"):
         words = ("--data", pairs, "--steps", 6, "--batch-size", 16, "--out", out / recipe)

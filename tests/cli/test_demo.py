@@ -1,4 +1,4 @@
-"""The demo finds, names and sorts: its page shows pictures, and its index can be searched."""
+"""The demo: its report and its index."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from recollect.cli import demo_photographs
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes that any tower tells apart: light and dark noise."""
+    """Two classes that any image tower can distinguish: light and dark noise."""
     generator = np.random.default_rng(0)
     for name, low in (("light", 200), ("dark", 0)):
         (tmp_path / "own" / name).mkdir(parents=True)
@@ -23,12 +23,12 @@ def folder(tmp_path):
     return tmp_path / "own"
 
 
-def test_the_demo_of_own_pictures_leaves_a_page_and_an_index(folder, trained, recollect, tmp_path):
+def test_the_demo_writes_a_report_and_an_index(folder, trained, recollect, tmp_path):
     before = sorted(file.stat().st_mtime_ns for file in folder.rglob("*.png"))
     recollect("demo", "--pictures", str(folder), "--model", str(trained[0]), "--out", str(tmp_path / "out"))
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert len(re.findall(r'src="data:image/jpeg', page)) >= 6
-    assert not re.search(r'(src|href)="(?!data:)', page)  # one file
+    assert not re.search(r'(src|href)="(?!data:)', page)  # self-contained
     assert len(Index.open(tmp_path / "out" / "index")) == 16
     assert sorted(file.stat().st_mtime_ns for file in folder.rglob("*.png")) == before
 
@@ -42,15 +42,13 @@ def test_the_commands_in_the_report_exist():
         assert name != "train" or rest[0] in RECIPES
 
 
-def test_a_folder_without_pictures_is_refused(trained, recollect, tmp_path):
+def test_a_folder_without_pictures_is_rejected(trained, recollect, tmp_path):
     (tmp_path / "empty").mkdir()
-    run = recollect(
-        "demo", "--pictures", str(tmp_path / "empty"), "--model", str(trained[0]), "--out", str(tmp_path), check=False
-    )
-    assert run.returncode == 2
+    words = ("demo", "--pictures", tmp_path / "empty", "--model", trained[0], "--out", tmp_path)
+    assert recollect(*words, check=False).returncode == 2
 
 
-def test_the_photographs_are_cut_the_same_way_every_time(tmp_path, monkeypatch):
+def test_the_crops_of_the_photographs_are_reproducible(tmp_path, monkeypatch):
     pytest.importorskip("skimage")
     monkeypatch.setattr(demo_photographs, "CROPS", 3)
     one, other = (demo_photographs.make_pictures(tmp_path / name) for name in ("one", "other"))

@@ -1,4 +1,4 @@
-"""What goes wrong in a first hour: one line that says what and where, at once, status 2, and nothing left behind."""
+"""Typical mistakes of new users: a one-line error, status 2 and no files left behind."""
 
 import shutil
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ def here(world, index, monkeypatch):
 
 @dataclass(frozen=True)
 class Wrong:
-    """A command that cannot work, and words that its one line must have."""
+    """A command that fails, and texts that its error line contains."""
 
     words: str
-    says: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 WRONG = [
@@ -70,29 +70,29 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
-def test_wrong_use_ends_in_one_line(recollect, here, wrong):
+def test_a_mistake_gives_one_error_line(recollect, here, wrong):
     before = sorted(here.rglob("*"))
     done = recollect(*wrong.words.split(), check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("error: ")
-    for each in wrong.says:
+    for each in wrong.messages:
         assert each in line
     assert "Traceback" not in done.stderr
-    assert sorted(here.rglob("*")) == before, "nothing is left behind"
+    assert sorted(here.rglob("*")) == before, "no files are left behind"
 
 
-def test_a_memory_is_searched_from_any_folder_by_the_model_it_was_built_with(recollect, world, tmp_path, monkeypatch):
-    """The model was named from the project's folder, by a relative path."""
+def test_an_index_can_be_searched_from_any_folder_unless_it_was_copied(recollect, world, tmp_path, monkeypatch):
+    """The index was built with a relative path to its model."""
     monkeypatch.chdir(tmp_path)
     assert "a red bridge" in recollect("search", world / "indexes/pairs", "a red bridge", "--k", 3).stdout
     shutil.copytree(world / "indexes/pairs", tmp_path / "alone")
-    said = recollect("search", "alone", "a red bridge", check=False).stderr
-    assert "MODEL" in said
-    assert "--model" in said
+    error = recollect("search", "alone", "a red bridge", check=False).stderr
+    assert "MODEL" in error
+    assert "--model" in error
 
 
-def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
+def test_escape_codes_in_names_never_reach_the_terminal(recollect, here, tmp_path):
     names = "[/b]owl\x1b[31m", "[red]crane"
     done = recollect("classify", "--names", *names, "--images", "new", "--model", "MODEL", "--out", tmp_path / "[/x]")
     assert "[/b]owl\\x1b[31m" in done.stdout
@@ -102,7 +102,7 @@ def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_a_learnt_cut_is_said_and_cuts(recollect, here):
+def test_a_learned_cut_off_is_reported(recollect, here):
     done = recollect("search", "indexes/pairs", "a red bridge", "--k", 24, "--min-score", "learned")
     assert "cut-off: 90% of 24 captions" in " ".join(done.stdout.split())
     assert "nothing is cut" not in done.stdout
@@ -110,13 +110,13 @@ def test_a_learnt_cut_is_said_and_cuts(recollect, here):
     assert "nothing is cut" in done.stdout
 
 
-def test_a_resumed_run_that_never_began_says_so(recollect, here):
+def test_resuming_a_run_that_never_started_is_reported(recollect, here):
     done = recollect("train", "siglip-tiny", "--data", "pairs.parquet", "--out", "runs/late", "--resume",
                      "--steps", 1, "--batch-size", 4, check=False)  # fmt: skip
     assert "no run in runs/late yet" in done.stdout
 
 
-def test_small_classes_are_evaluated_at_the_shots_they_have(recollect, here, tmp_path):
+def test_the_smallest_class_limits_the_default_shots(recollect, here, tmp_path):
     out = tmp_path / "few.json"
     done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--seeds", 1,
                      "--methods", "prototype", "--out", out)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Results as a file for programs and as a page that needs nothing else."""
+"""Search results as JSON and as a self-contained page."""
 
 import base64
 import io
@@ -35,7 +35,7 @@ RESULTS = [
 ]
 
 
-def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
+def test_a_page_shows_every_hit_and_escapes_captions(tmp_path):
     save_results(RESULTS, {"index": "m", "where": None}, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "a &lt;b&gt;red&lt;/b&gt; tree" in page
@@ -47,11 +47,11 @@ def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
     assert "▲ 3" in page
     assert "▼ 1" in page
     assert "no results" in page
-    assert not re.search(r'src="(?!data:)', page)  # nothing is loaded from anywhere else
+    assert not re.search(r'src="(?!data:)', page)  # no external resources
     assert set(re.findall(r'href="([^#"][^"]*)"', page)) == {"file:///p/a%20tree.png"}
 
 
-def test_scores_of_two_models_stand_in_lists_of_their_own(tmp_path):
+def test_scores_of_two_models_are_in_separate_lists(tmp_path):
     save_results(RESULTS, {}, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     heads = re.findall(r"scored by: (\w+)", page)
@@ -62,7 +62,7 @@ def test_scores_of_two_models_stand_in_lists_of_their_own(tmp_path):
     assert "scored by" not in (tmp_path / "page.html").read_text()
 
 
-def test_a_thumbnail_is_small_and_what_it_was():
+def test_a_thumbnail_is_small_and_keeps_shape_and_color():
     data = thumbnail(HITS[0].picture)
     shown = Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2])))
     assert max(shown.size) <= 224
@@ -71,14 +71,14 @@ def test_a_thumbnail_is_small_and_what_it_was():
     assert thumbnail(HITS[1].picture) is None
 
 
-def test_a_json_file_holds_everything(tmp_path):
-    save_results(RESULTS, {"index": "m"}, tmp_path / "found.json")
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found == hits_as_json(RESULTS, {"index": "m"})
-    assert [hit["id"] for hit in found["results"][0]["hits"]] == ["one", "two", "three"]
-    assert found["results"][0]["hits"][0] == {
+def test_a_json_file_has_every_field(tmp_path):
+    save_results(RESULTS, {"index": "m"}, tmp_path / "results.json")
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert saved == hits_as_json(RESULTS, {"index": "m"})
+    assert [hit["id"] for hit in saved["results"][0]["hits"]] == ["one", "two", "three"]
+    assert saved["results"][0]["hits"][0] == {
         "rank": 1, "id": "one", "score": 0.31, "scored_by": "episode", "model_score": 0.25, "zero_shot_rank": 4,
         "captions": ["a <b>red</b> tree"], "path": "/p/a tree.png", "source": "trees", "metadata": {},
     }  # fmt: skip
-    assert (found["results"][0]["searched"], found["results"][0]["cut"]) == (9, 6)
-    assert found["results"][0]["hits"][1]["captions"] == []
+    assert (saved["results"][0]["searched"], saved["results"][0]["cut"]) == (9, 6)
+    assert saved["results"][0]["hits"][1]["captions"] == []

@@ -1,30 +1,19 @@
-"""`recollect index`: the life of an index as its user types it."""
+"""`recollect index` from the command line."""
 
 import json
 import shutil
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image, ImageDraw
 
+from index_rows import scene
 from recollect.index import Index
 from recollect.models import build_model
 
 
-def scene(number, size=96):
-    draw = np.random.default_rng(number)
-    image = Image.new("RGB", (size, size), tuple(draw.integers(0, 256, 3).tolist()))
-    pen = ImageDraw.Draw(image)
-    for _ in range(6):
-        corners = np.sort(draw.integers(0, size, (2, 2)), axis=0).reshape(-1).tolist()
-        pen.rectangle(corners, fill=tuple(draw.integers(0, 256, 3).tolist()))
-    return image
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, recollect):
-    """A model, a folder of eight pictures and an index of them."""
+    """A model, a folder of eight pictures and their index."""
     folder = tmp_path_factory.mktemp("index")
     build_model("tiny", texts=["a"], seed=0).save(folder / "model")
     (folder / "photos").mkdir()
@@ -36,7 +25,7 @@ def built(tmp_path_factory, recollect):
 
 @pytest.fixture
 def world(built, tmp_path):
-    """A copy of `built`."""
+    """A copy of the folder and index in `built`."""
     for name in ("photos", "index"):
         shutil.copytree(built / name, tmp_path / name)
     return tmp_path
@@ -48,7 +37,7 @@ def run(recollect, built, world):
     return lambda name, *words, **more: recollect("index", name, world / "index", *words, **more).stdout
 
 
-def test_building_again_and_watching_embed_nothing_twice(recollect, built, world, run):
+def test_building_and_adding_again_skip_known_pictures(recollect, built, world, run):
     again = ("index", "build", world / "photos", "--model", built / "model", "--out", world / "index", "--name")
     assert "8 unchanged" in recollect(*again, "photos").stdout
     scene(50).save(world / "photos" / "new.png")
@@ -67,14 +56,14 @@ def test_duplicates_are_previewed_removed_and_restored(run, world):
     assert {each["path"] for each in group} == {str(world / "photos" / name) for name in ("1.png", "smaller.jpg")}
     run("duplicates", "--remove", "--yes")
     run("add", world / "photos", "--name", "photos")
-    assert len(Index.open(world / "index")) == 8, "what was removed stays out"
+    assert len(Index.open(world / "index")) == 8, "removed pictures stay removed"
     assert "smaller.jpg" in run("restore", "--show")
     run("restore")
     assert len(Index.open(world / "index")) == 9
     assert (world / "photos" / "smaller.jpg").exists()
 
 
-def test_pictures_are_removed_by_id_filter_source_and_nearness(run, world, built):
+def test_pictures_can_be_removed_by_id_filter_and_source(run, world, built):
     index = Index.open(world / "index")
     first, second = index.ids[:2]
     run("remove", "--ids", first, "--yes")
@@ -83,7 +72,7 @@ def test_pictures_are_removed_by_id_filter_source_and_nearness(run, world, built
     assert set(index.ids) == set(Index.open(built / "index").ids) - {first, second}
     run("restore", "--ids", first)
     run("add", world / "photos", "--name", "again")
-    assert "0 of 7 pictures" in run("remove", "--source", "photos"), "the other source has them all"
+    assert "0 of 7 pictures" in run("remove", "--source", "photos"), "the other source has the same pictures"
     assert run("remove", "--source", "nowhere", check=False) == ""
     run("remove", "--source", "photos", "--yes")
     index.refresh()
@@ -111,7 +100,7 @@ def test_an_index_is_described_exported_compacted_and_verified(run, recollect, w
     assert file.name in done.stdout
 
 
-def test_impossible_options_are_refused_before_anything_is_read(recollect, world, built):
+def test_invalid_options_are_rejected(recollect, world, built):
     index = world / "index"
     for words in (
         ("index", "build", "photos?", "--model", built / "model", "--out", index, "--near", 2),

@@ -1,4 +1,4 @@
-"""Embeddings in files, and results as another project writes them."""
+"""Embeddings in files, and results in the format of clip_benchmark."""
 
 import json
 
@@ -11,12 +11,12 @@ from recollect.evaluation.clip_benchmark import as_clip_benchmark, save_clip_ben
 from recollect.evaluation.results import Result, load_result
 from recollect.models import build_model
 
-NAMES = ("bright", "dark", "gray")  # sorted, as classes in files are: so draws are the same
+NAMES = ("bright", "dark", "gray")  # sorted like class names in files, so both runs draw the same examples
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A small model and a labeled table of both splits."""
+def world(tmp_path_factory):
+    """A folder with a small model and a labeled table with both splits."""
     import pyarrow as pa
 
     folder = tmp_path_factory.mktemp("interchange")
@@ -37,8 +37,8 @@ FEW = ("--methods", "zero-shot", "prototype", "proker", "--shots", "1", "2", "--
 
 
 @pytest.mark.parametrize("form", ["parquet", "npy"])
-def test_the_protocol_on_files_gives_the_figures_of_the_model(place, tmp_path, monkeypatch, form):
-    monkeypatch.chdir(place)
+def test_few_shot_on_embedded_files_matches_few_shot_on_the_model(world, tmp_path, monkeypatch, form):
+    monkeypatch.chdir(world)
     assert main(["embed", "model", "--data", "shades.parquet", "--form", form, "--out", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out").iterdir()
     scale = json.loads((folder / "embedded.json").read_text())["scale"]
@@ -55,46 +55,46 @@ def test_the_protocol_on_files_gives_the_figures_of_the_model(place, tmp_path, m
     of_files, of_model = (
         {
             (row["method"], row["shots"], row["seed"]): row["value"]
-            for row in load_result(next(place.glob("*.json"))).rows
+            for row in load_result(next(folder.glob("*.json"))).rows
         }
-        for place in (tmp_path / "files", tmp_path / "model")
+        for folder in (tmp_path / "files", tmp_path / "model")
     )
     assert of_files == pytest.approx(of_model)
-    assert main(["embed", "model", "--data", "shades.parquet", "--out", str(tmp_path / "out")]) == 2  # is there already
+    assert main(["embed", "model", "--data", "shades.parquet", "--out", str(tmp_path / "out")]) == 2  # already exists
 
 
-def test_results_as_clip_benchmark_writes_them(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_results_can_be_written_in_the_format_of_clip_benchmark(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(world)
     out = ("--form", "clip-benchmark", "--out", str(tmp_path / "out"))
     for words in (["zero-shot"], ["probe"], ["retrieval"]):
         assert main(["evaluate", *words, "model", "--data", "shades.parquet", *out]) == 0
-    assert main(["evaluate", "zero-shot", "model", "--data", "shades.parquet", *out]) == 0  # takes its own place
+    assert main(["evaluate", "zero-shot", "model", "--data", "shades.parquet", *out]) == 0  # replaces the first
     records = [json.loads(file.read_text()) for file in (tmp_path / "out").iterdir()]
     assert len(records) == 3
-    found = {record["task"]: record for record in records}
-    assert set(found) == {"zeroshot_classification", "linear_probe", "zeroshot_retrieval"}
-    for record in found.values():
+    by_task = {record["task"]: record for record in records}
+    assert set(by_task) == {"zeroshot_classification", "linear_probe", "zeroshot_retrieval"}
+    for record in by_task.values():
         assert set(record) == {"dataset", "model", "pretrained", "task", "metrics", "language"}
         assert record["pretrained"] == "model"
         assert all(0 <= share <= 1 for share in record["metrics"].values())
-    assert set(found["zeroshot_classification"]["metrics"]) == {"acc1", "mean_per_class_recall"}
-    assert set(found["linear_probe"]["metrics"]) == {"lp_acc1"}
+    assert set(by_task["zeroshot_classification"]["metrics"]) == {"acc1", "mean_per_class_recall"}
+    assert set(by_task["linear_probe"]["metrics"]) == {"lp_acc1"}
     names = {f"{way}_retrieval_recall@{k}" for way in ("image", "text") for k in (1, 5, 10)}
-    assert set(found["zeroshot_retrieval"]["metrics"]) == names
+    assert set(by_task["zeroshot_retrieval"]["metrics"]) == names
     assert main(["evaluate", "few-shot", "model", "--data", "shades.parquet", *FEW, *out]) == 2
     assert "few-shot" in capsys.readouterr().err
     single = ("--form", "clip-benchmark", "--out", str(tmp_path / "one.json"))
     assert main(["evaluate", "zero-shot", "model", "--data", "shades.parquet", *single]) == 2
 
 
-def test_two_sets_of_one_name_do_not_take_each_others_place(tmp_path):
+def test_different_data_sets_with_the_same_name_get_separate_files(tmp_path):
     rows = [{"metric": "top-1", "value": 10.0}]
     for content in ("one", "two", "one"):
         save_clip_benchmark(Result("zero-shot", "model", "birds", 0, rows, {"data_content": content}), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_retrieval_is_that_of_the_whole_pool():
+def test_clip_benchmark_results_use_the_whole_pool():
     row = {"method": "zero-shot", "metric": "recall", "k": 1}
     rows = [
         row | {"direction": "text to image", "domain": "a", "value": 10.0},

@@ -99,12 +99,12 @@ def parsed(*words, default=None):
         (("--maybe.rank", "9"), "maybe", Inner(9)),
     ],
 )
-def test_words_become_values(words, name, value):
+def test_arguments_are_parsed_into_fields(words, name, value):
     assert getattr(parsed("m", *words), name) == value
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "message"),
     [
         ((), "MODEL"),
         (("m", "--k", "two"), "--k"),
@@ -117,14 +117,14 @@ def test_words_become_values(words, name, value):
         (("m", "--rank", "0"), "rank 0"),
     ],
 )
-def test_bad_words_are_named_in_one_line(words, named):
+def test_bad_arguments_give_a_one_line_error(words, message):
     with pytest.raises(UserError) as error:
         parsed(*words)
-    assert named in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_words_override_a_default_and_nothing_else():
+def test_arguments_override_only_their_own_default():
     default = Command("m", k=7, flip=False, deep=Inner(2), maybe=Inner(8, 1.0))
     assert parsed("m", default=default) == default
     changed = parsed("m", "--flip", "--maybe.rank", "9", default=default)
@@ -132,7 +132,7 @@ def test_words_override_a_default_and_nothing_else():
     assert parsed("m", "--no-maybe", default=default).maybe is None
 
 
-def test_help_lists_common_options_alone(capsys):
+def test_help_hides_rare_options(capsys):
     with pytest.raises(SystemExit):
         parsed("--help")
     text = capsys.readouterr().out
@@ -145,10 +145,10 @@ def test_help_lists_common_options_alone(capsys):
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
-def test_what_print_config_prints_is_a_config(suffix, tmp_path, capsys):
-    asked = ("m", "--k", "3", "--no-flip", "--deep.rank", "5", "--images", "a", 'b"\\', "--share", "1e-7")
+def test_the_output_of_print_config_can_be_used_as_config(suffix, tmp_path, capsys):
+    arguments = ("m", "--k", "3", "--no-flip", "--deep.rank", "5", "--images", "a", 'b"\\', "--share", "1e-7")
     with pytest.raises(SystemExit):
-        parsed(*asked, "--print-config")
+        parsed(*arguments, "--print-config")
     text = capsys.readouterr().out
     assert "# Of a matrix, continued." in text
     file = tmp_path / f"options{suffix}"
@@ -162,20 +162,20 @@ def test_what_print_config_prints_is_a_config(suffix, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "message"),
     [("[deep]\nrnk = 3", "rank"), ("k = 'a'", "whole number"), ("k = true", "whole number"), ("k = ", "options.toml")],
 )
-def test_a_wrong_config_is_named_with_its_file(text, named, tmp_path):
+def test_an_error_in_a_config_names_the_file(text, message, tmp_path):
     file = tmp_path / "options.toml"
     file.write_text(text)
     with pytest.raises(UserError) as error:
         parsed("m", "--config", str(file))
-    assert named in str(error.value)
+    assert message in str(error.value)
     assert str(file) in str(error.value)
 
 
-def test_only_options_that_are_gone_may_be_unset_in_a_config(tmp_path):
-    """Recipes that runs of earlier versions saved list all options, unset ones as null."""
+def test_null_values_of_removed_options_are_ignored_in_a_config(tmp_path):
+    """Recipes saved by earlier versions list all options, with null for unset ones."""
     file = tmp_path / "options.json"
     file.write_text('{"k": 3, "model": {"dropout": null}}')
     assert parsed("m", "--config", str(file)).k == 3
@@ -184,15 +184,14 @@ def test_only_options_that_are_gone_may_be_unset_in_a_config(tmp_path):
         parsed("m", "--config", str(file))
 
 
-def test_an_option_without_effect_is_a_warning_in_one_line(capsys, monkeypatch):
-
+def test_an_option_without_effect_gives_a_one_line_warning(capsys, monkeypatch):
     monkeypatch.setattr(progress.console, "_file", sys.stderr)
     warn_unused(Command("m", k=3), "k", "share", why="there is nothing to count.")
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "--k" in said
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert "--k" in warning
 
 
-def test_settings_name_every_option():
+def test_settings_list_every_option():
     text = settings_text(list(options_of(Command)))
     assert all(f"{name} =" in text for name in ("k", "rank", "rate", "form", "with"))

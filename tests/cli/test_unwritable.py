@@ -1,4 +1,4 @@
-"""A place that cannot be written to, or that holds a file of the user's, is said in one line before any work."""
+"""Unwritable outputs and files that would be overwritten give a one-line error before any work."""
 
 import sys
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join((*words.split()[:2], *words.split()[-2:-1])))
-def test_a_place_that_cannot_be_written_to_is_said_first(words, capsys):
+def test_an_unwritable_output_is_reported_first(words, capsys):
     assert main(words.split()) == 2
     line = capsys.readouterr().err.strip()
     assert line.startswith(f"error: {words.split()[-2]} /proc/none/x")
     assert "cannot be written there" in line
-    assert "Name another place." in line
+    assert "Name another out." in line
     assert "\n" not in line
 
 
@@ -48,18 +48,18 @@ FILES = [
 
 
 @pytest.mark.parametrize("words", FILES, ids=lambda words: words.partition(" --")[0])
-def test_no_file_of_the_users_is_overwritten(words, tmp_path, capsys):
-    place = tmp_path / "mine"
-    place.mkdir()
+def test_existing_files_are_never_overwritten(words, tmp_path, capsys):
+    out = tmp_path / "mine"
+    out.mkdir()
     for name in ("mine.html", "mine.csv", "mine.json", "mine.safetensors", "mine-run.toml", "mine/predictions.csv"):
         (tmp_path / name).write_text("precious")
-    assert main(words.replace("{}", str(place)).split()) == 2
+    assert main(words.replace("{}", str(out)).split()) == 2
     assert "already exists" in capsys.readouterr().err
     assert all(file.read_text() == "precious" for file in tmp_path.rglob("*.*"))
 
 
 @pytest.mark.parametrize(("answer", "replaced"), [("y", True), ("", False)])
-def test_someone_at_the_terminal_is_asked(answer, replaced, tmp_path, monkeypatch):
+def test_a_terminal_user_is_asked_before_a_file_is_replaced(answer, replaced, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: answer)
     (tmp_path / "a.json").write_text("{}")
@@ -71,9 +71,9 @@ def test_someone_at_the_terminal_is_asked(answer, replaced, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("words", [each for each in COMMANDS if "--out" in each], ids=lambda words: words[:16])
-def test_a_folder_in_the_place_of_a_file_or_the_reverse_is_said_first(words, tmp_path, capsys):
-    command, _, place = words.rpartition(" ")
-    there = tmp_path / place.rpartition("/")[2]
-    there.mkdir() if there.suffix else there.write_text("a file")
-    assert main([*command.split(), str(there)]) == 2
+def test_a_folder_instead_of_a_file_or_the_reverse_is_reported_first(words, tmp_path, capsys):
+    command, _, out = words.rpartition(" ")
+    existing = tmp_path / out.rpartition("/")[2]
+    existing.mkdir() if existing.suffix else existing.write_text("a file")
+    assert main([*command.split(), str(existing)]) == 2
     assert "is a f" in capsys.readouterr().err

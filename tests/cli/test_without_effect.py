@@ -1,11 +1,11 @@
-"""An option without effect is a warning in one line, and the command goes on."""
+"""An option without effect gives a one-line warning, and the command continues."""
 
 import pytest
 
 RETRIEVAL, FEW = ("evaluate", "retrieval", "m/m"), ("evaluate", "few-shot")
 IDLE = (
-    (("classify", "--names", "a", "b", "--save", "kept", "--model", "./none"), ("--alpha", "0.2")),
-    (("classify", "--names", "a", "b", "--save", "kept", "--model", "./none"), ("--out", "p")),
+    (("classify", "--names", "a", "b", "--save", "saved", "--model", "./none"), ("--alpha", "0.2")),
+    (("classify", "--names", "a", "b", "--save", "saved", "--model", "./none"), ("--out", "p")),
     (("evaluate", "zero-shot", "m/m"), ("--support", "all")),
     (("evaluate", "zero-shot", "m/m"), ("--copies", "b=c")),
     (("evaluate", "zero-shot", "m/m"), ("--form", "clip-benchmark")),
@@ -27,12 +27,12 @@ def test_an_option_without_effect_is_a_warning(recollect, command, option, tmp_p
     data = ("--data", "none.csv") if command[0] == "evaluate" else ()
     *warnings, error = recollect(*command, *data, *option, check=False).stderr.splitlines()
     assert any(line.startswith(f"warning: {option[0]} ") and "no effect" in line for line in warnings)
-    assert error.startswith("error: "), "there is no such model, picture or file"
+    assert error.startswith("error: "), "the model, picture or file is missing"
     plain = recollect(*command, *data, check=False).stderr.splitlines()
-    assert len(plain) == len(warnings), "one line more"
+    assert len(plain) == len(warnings), "the option adds one line"
 
 
-def test_own_embeddings_are_used_as_they_are(recollect, tmp_path):
+def test_options_for_templates_prefixes_and_labels_have_no_effect_on_embeddings(recollect, tmp_path):
     words = ("evaluate", "few-shot", "--features", tmp_path / "a.parquet")
     for option in (("--templates", "t.txt"), ("--prefix", "label"), ("--feature-labels", "l.npy")):
         assert f"warning: {option[0]} has no effect" in recollect(*words, *option, check=False).stderr

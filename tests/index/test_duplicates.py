@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from elsewhere import card
-from index_rows import make_rows, unit
+from index_rows import make_rows, scene, unit
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.index import Duplicates, Index, duplicates
@@ -104,17 +104,6 @@ def test_the_gpu_gives_the_same_groups_and_pairs(monkeypatch):
 @pytest.fixture
 def index():
     return Index.create(width=8, model="model-a")
-
-
-def scene(number, size=96):
-    """Return a picture of rectangles; noise would not survive encoding."""
-    draw = np.random.default_rng(number)
-    image = Image.new("RGB", (size, size), tuple(draw.integers(0, 256, 3).tolist()))
-    pen = ImageDraw.Draw(image)
-    for _ in range(6):
-        corners = np.sort(draw.integers(0, size, (2, 2)), axis=0).reshape(-1).tolist()
-        pen.rectangle(corners, fill=tuple(draw.integers(0, 256, 3).tolist()))
-    return image
 
 
 class Thumbnails(Encoder):
