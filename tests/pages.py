@@ -1,6 +1,7 @@
 """An index of colored pictures, and its page on a free port."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -67,6 +68,15 @@ class RunningPage:
         status, answer = self.call("/api/list", ask)
         assert status == 200, answer
         return answer
+
+
+def until(condition, seconds=60):
+    """Wait for a condition to become true, and return its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return value
 
 
 def start(folder, token=None, encoder=None):

@@ -1,4 +1,4 @@
-"""The page of a small index, running."""
+"""Running pages of small indexes, and a browser."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from recollect.models import load_model
 
 @pytest.fixture(scope="session")
 def painted(tmp_path_factory):
-    """An index that no test changes."""
+    """An index that tests must not change."""
     folder = tmp_path_factory.mktemp("painted") / "index"
     color_index(folder)
     return folder
@@ -23,7 +23,7 @@ def painted(tmp_path_factory):
 
 @pytest.fixture
 def page(tmp_path, painted):
-    """A page that a test may change."""
+    """A page that tests may change."""
     shutil.copytree(painted, tmp_path / "index")
     running, stop = start(tmp_path / "index")
     yield running
@@ -32,7 +32,7 @@ def page(tmp_path, painted):
 
 @pytest.fixture(scope="module")
 def shared_page(tmp_path_factory, painted):
-    """A page for tests that change nothing."""
+    """A page that tests must not change."""
     folder = tmp_path_factory.mktemp("shared") / "index"
     shutil.copytree(painted, folder)
     running, stop = start(folder)
@@ -42,15 +42,15 @@ def shared_page(tmp_path_factory, painted):
 
 @pytest.fixture
 def restart():
-    """Start the page of an index again, as after a kill."""
+    """Return a function that starts the page of an index."""
     stops = []
 
-    def again(folder, token=None):
+    def restart_page(folder, token=None):
         running, stop = start(folder, token)
         stops.append(stop)
         return running
 
-    yield again
+    yield restart_page
     for stop in stops:
         stop()
 
@@ -62,9 +62,9 @@ def unit():
 
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory):
-    """The page of thirty drawings, every third without a caption, with a model that can adapt; nobody changes it."""
+    """A read-only page of thirty drawings, every third without a caption, with a model that can adapt."""
     folder = tmp_path_factory.mktemp("drawings")
-    guide_world.checkpoint(folder / "MODEL", seed=9)  # adapting it moves pictures near both ends of the first 16
+    guide_world.checkpoint(folder / "MODEL", seed=9)  # adapting reorders pictures near both ends of the first 16
     encoder = load_model(str(folder / "MODEL"))
     images = [guide_world.drawing(number) for number in range(30)]
     captions = [guide_world.caption(number) if number % 3 else "" for number in range(30)]

@@ -1,4 +1,4 @@
-"""Clicks in SQLite: undo and redo, kills, full disks, flipped bits, two processes."""
+"""Labels in SQLite: undo and redo, kills, full disks, damage, concurrent processes."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ def state(labels):
 
 
 def filtered(path):
-    """What filters read, by class name."""
+    """Return the marked ids that filters see, by class name."""
     with sqlite3.connect(path) as database:
         found: dict = {}
         for name, id, value in database.execute("SELECT name, id, value FROM labels"):
@@ -44,7 +44,7 @@ actions = st.lists(
 )
 
 
-def test_a_mark_that_is_there_already_is_no_change_to_undo(tmp_path):
+def test_repeating_a_mark_adds_no_undo_step(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     key = labels.create("cats").key
     for ids in (["p"], ["p"], ["p", "q"]):
@@ -56,11 +56,11 @@ def test_a_mark_that_is_there_already_is_no_change_to_undo(tmp_path):
 
 
 @given(actions)
-def test_undo_and_redo_walk_through_earlier_states_and_a_restart_changes_nothing(tmp_path_factory, done):
+def test_undo_and_redo_restore_every_state_and_a_restart_changes_nothing(tmp_path_factory, done):
     path = tmp_path_factory.mktemp("labels") / "labels.sqlite"
     labels = LabelStore(path)
     before, after = [state(labels)], []
-    for action, *given_ in done:
+    for action, *arguments in done:
         try:
             if action == "undo":
                 assert (labels.undo() is None) == (len(before) == 1)
@@ -72,10 +72,10 @@ def test_undo_and_redo_walk_through_earlier_states_and_a_restart_changes_nothing
                     before.append(after.pop())
             else:
                 if action == "mark":
-                    labels.mark(given_[0], [given_[1]], given_[2])
+                    labels.mark(arguments[0], [arguments[1]], arguments[2])
                 else:
-                    getattr(labels, action)(*given_)
-                if state(labels) != before[-1]:  # marking again as before is no change
+                    getattr(labels, action)(*arguments)
+                if state(labels) != before[-1]:  # repeating a mark is not a change
                     before.append(state(labels))
                     after = []
         except UserError:
@@ -84,10 +84,10 @@ def test_undo_and_redo_walk_through_earlier_states_and_a_restart_changes_nothing
     names = {name: {id for id, mark in marks if mark > 0} for name, _, marks in before[-1].values()}
     assert filtered(path) == {name: ids for name, ids in names.items() if ids}
     labels.close()
-    again = LabelStore(path)
-    assert state(again) == before[-1]
-    assert again.revision == labels_revision(path)
-    again.close()
+    reopened = LabelStore(path)
+    assert state(reopened) == before[-1]
+    assert reopened.revision == labels_revision(path)
+    reopened.close()
 
 
 def labels_revision(path):
@@ -115,7 +115,7 @@ def test_names_are_checked(tmp_path):
     assert state(labels)[1] == ("two words", "in words", [])
 
 
-def test_two_open_files_see_each_others_changes_and_undo_the_last_of_both(tmp_path):
+def test_two_open_stores_share_changes_and_undo(tmp_path):
     one, two = LabelStore(tmp_path / "labels.sqlite"), LabelStore(tmp_path / "labels.sqlite")
     one.create("reds")
     two.mark(1, ["a"], 1)
@@ -144,7 +144,7 @@ def clicker(path, name, clicks):
                             text=True)  # fmt: skip
 
 
-def test_two_processes_click_at_once_and_no_click_is_lost(tmp_path):
+def test_concurrent_clicks_of_two_processes_are_all_saved(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("reds")
     both = [clicker(labels.path, name, 60) for name in "ab"]
@@ -154,29 +154,29 @@ def test_two_processes_click_at_once_and_no_click_is_lost(tmp_path):
         process.stdout.close()
 
 
-def test_a_killed_process_loses_no_click_that_was_answered(tmp_path):
+def test_a_killed_process_loses_no_acknowledged_click(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("reds")
     process = clicker(labels.path, "a", 10**6)
     for _ in range(21):
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)
-    answered = 20 + len(process.stdout.read().split())
+    acknowledged = 20 + len(process.stdout.read().split())
     process.wait()
     process.stdout.close()
     labels.close()
-    again = LabelStore(tmp_path / "labels.sqlite")
-    assert again.damaged == 0
-    assert answered <= len(again.get(1).marks) <= answered + 1
-    again.mark(1, ["later"], 1)
+    reopened = LabelStore(tmp_path / "labels.sqlite")
+    assert reopened.damaged == 0
+    assert acknowledged <= len(reopened.get(1).marks) <= acknowledged + 1
+    reopened.mark(1, ["later"], 1)
 
 
-def test_a_full_disk_is_reported_and_the_click_is_not_saved_later_either(tmp_path):
+def test_a_click_on_a_full_disk_is_reported_and_never_saved(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("reds")
     labels.mark(1, ["kept"], 1)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    usual = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error as on a full disk
+    usual = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail as on a full disk
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
         for number in range(2):
@@ -200,17 +200,17 @@ def filled(path, clicks=400):
     return {f"picture {number}" for number in range(clicks)}
 
 
-def test_a_flipped_bit_costs_one_click_and_is_counted(tmp_path):
+def test_a_flipped_bit_loses_one_click_and_is_counted(tmp_path):
     path = tmp_path / "labels.sqlite"
     ids = filled(path)
     data = bytearray(path.read_bytes())
     data[data.index(b'"ids":["picture 7"]') + 9] ^= 4
     path.write_bytes(data)
-    again = LabelStore(path)
-    assert (again.damaged, set(again.get(1).marks)) == (1, ids - {"picture 7"})
+    reopened = LabelStore(path)
+    assert (reopened.damaged, set(reopened.get(1).marks)) == (1, ids - {"picture 7"})
 
 
-def test_an_undo_of_a_damaged_click_takes_back_no_other(tmp_path):
+def test_the_undo_of_a_damaged_click_affects_no_other_click(tmp_path):
     path = tmp_path / "labels.sqlite"
     labels = LabelStore(path)
     labels.create("reds")
@@ -219,29 +219,29 @@ def test_an_undo_of_a_damaged_click_takes_back_no_other(tmp_path):
     labels.undo()
     labels.close()
     path.write_bytes(path.read_bytes().replace(b'["undone"]', b'["undome"]'))
-    again = LabelStore(path)
-    assert (again.damaged, list(again.get(1).marks)) == (1, ["kept"])
+    reopened = LabelStore(path)
+    assert (reopened.damaged, list(reopened.get(1).marks)) == (1, ["kept"])
 
 
 @pytest.mark.parametrize("page", [0, 1, 3, 5])
-def test_a_damaged_page_of_the_file_costs_only_what_was_clicked_on_it(tmp_path, page):
+def test_a_damaged_database_page_loses_no_click_in_the_backup(tmp_path, page):
     path = tmp_path / "labels.sqlite"
     ids = filled(path)
-    LabelStore(path).close()  # its backup has everything so far
+    LabelStore(path).close()  # the backup contains everything so far
     labels = LabelStore(path)
     labels.mark(1, ["since the backup"], 1)
     labels.close()
     data = bytearray(path.read_bytes())
     data[4096 * page : 4096 * page + 64] = b"\x7f" * 64
     path.write_bytes(data)
-    again = LabelStore(path)
-    assert ids <= set(again.get(1).marks)
-    assert (tmp_path / "labels.damaged.sqlite").exists() == (again.damaged > 0)
-    again.mark(1, ["later"], 1)
-    assert "later" in again.get(1).marks
+    reopened = LabelStore(path)
+    assert ids <= set(reopened.get(1).marks)
+    assert (tmp_path / "labels.damaged.sqlite").exists() == (reopened.damaged > 0)
+    reopened.mark(1, ["later"], 1)
+    assert "later" in reopened.get(1).marks
 
 
-def test_a_file_that_is_removed_while_it_is_open_takes_no_clicks(tmp_path):
+def test_a_file_moved_away_while_open_accepts_no_clicks(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("reds")
     os.replace(tmp_path / "labels.sqlite", tmp_path / "elsewhere")
@@ -249,15 +249,15 @@ def test_a_file_that_is_removed_while_it_is_open_takes_no_clicks(tmp_path):
         labels.mark(1, ["a"], 1)
 
 
-def test_a_place_that_cannot_be_written_is_reported(tmp_path):
+def test_an_unwritable_path_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--labels"):
         LabelStore(tmp_path / "file" / "labels.sqlite")
 
 
 @pytest.mark.parametrize(("patience", "signals"), [(0.05, 1), (99, 2)])
-def test_a_server_ends_soon_though_a_request_takes_long(patience, signals):
-    """Clicks are on disk before they are answered; a second signal ends it at once."""
+def test_a_server_stops_soon_despite_a_long_request(patience, signals):
+    """It stops after its grace period or at the second signal; clicks are saved before they are acknowledged."""
     process = os.fork()
     if not process:
         server = SimpleNamespace(handle_exit=lambda number, frame: None)
@@ -265,6 +265,6 @@ def test_a_server_ends_soon_though_a_request_takes_long(patience, signals):
         signal.signal(signal.SIGINT, server.handle_exit)
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)  # a request that takes long
+        time.sleep(60)  # a long request
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 128 + signal.SIGINT

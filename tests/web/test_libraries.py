@@ -1,20 +1,19 @@
-"""Switching between libraries, adding pictures by dropping them, and saved searches."""
+"""Switching between libraries, dropping pictures, and saved searches."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from browsing import WIDTHS, Tab
 from colors import COLORS, paint, shade
-from pages import color_index, start
+from pages import color_index, start, until
 from pictures import encoded
 from recollect.web import folder as folders
 
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    """The page of one index, next to a smaller one and to a folder of pictures; all open with the same model."""
+    """The page of an index next to a smaller one and to a folder of pictures, all with the same model."""
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(folders, "POLL", 0.05)
     color_index(tmp_path / "indexes/large")
@@ -30,15 +29,7 @@ def libraries(page, prefix=""):
     return {each["name"]: each for each in page.call(f"{prefix}/api/libraries")[1]["libraries"]}
 
 
-def until(question, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := question()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
-
-
-def test_each_library_has_an_address_and_labels_of_its_own(photos):
+def test_each_library_has_its_own_address_and_labels(photos):
     known = libraries(photos)
     assert list(known) == ["large", "small"]
     assert known["large"]["current"]
@@ -56,7 +47,7 @@ def test_each_library_has_an_address_and_labels_of_its_own(photos):
         assert "unknown library" in answer["error"]
 
 
-def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):
+def test_opening_a_folder_indexes_and_watches_it(photos, tmp_path):
     folder = tmp_path / "Ärger & Co"
     status, answer = photos.call("/api/libraries", {"place": str(folder)})
     assert status == 200, answer
@@ -65,18 +56,18 @@ def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):
     paint(folder / "green.png", COLORS["green"], 9)
     until(lambda: photos.call(f"{opened}/api/info")[1]["pictures"] == 5)
     assert photos.call("/api/info")[1]["pictures"] == 60
-    for place, said in (("relative", "absolute path"), (str(tmp_path / "none"), "no such folder")):
+    for place, message in (("relative", "absolute path"), (str(tmp_path / "none"), "no such folder")):
         status, answer = photos.call("/api/libraries", {"place": place})
         assert status == 400
-        assert said in answer["error"]
+        assert message in answer["error"]
 
 
-def test_a_dropped_picture_is_copied_added_and_never_overwrites(photos, tmp_path):
+def test_a_dropped_picture_is_copied_and_added_without_overwriting_files(photos, tmp_path):
     place = Path(photos.call("/api/info")[1]["adds_to"])
     assert place.is_relative_to(tmp_path / "home")
     for number, name in enumerate(("../../new.png", "new.png")):
-        kept = photos.call(f"/api/added?name={name}", encoded(shade(COLORS["red"], 100 + number)))[1]
-        assert Path(kept["file"]).parent == place
+        added = photos.call(f"/api/added?name={name}", encoded(shade(COLORS["red"], 100 + number)))[1]
+        assert Path(added["file"]).parent == place
     assert len(list(place.iterdir())) == 2
     assert photos.call("/api/added?name=text.png", b"not a picture")[0] == 400
     assert len(list(place.iterdir())) == 2
@@ -84,27 +75,27 @@ def test_a_dropped_picture_is_copied_added_and_never_overwrites(photos, tmp_path
     until(lambda: photos.call("/api/info")[1]["pictures"] == 62)
 
 
-def test_libraries_of_the_same_name_keep_dropped_pictures_apart(photos, tmp_path):
+def test_libraries_with_the_same_name_keep_dropped_pictures_in_separate_folders(photos, tmp_path):
     places = []
     for place in ("home/indexes/Photos-aaaaaaaaaa", "home/indexes/Photos-bbbbbbbbbb", "Photos", "elsewhere/Photos"):
         color_index(tmp_path / place, rows=3)
         key = photos.call("/api/libraries", {"place": str(tmp_path / place)})[1]["key"]
-        about = photos.call(f"/library/{key}/api/info")[1]
-        assert about["name"] == "Photos"
-        places.append(Path(about["adds_to"]))
+        info = photos.call(f"/library/{key}/api/info")[1]
+        assert info["name"] == "Photos"
+        places.append(Path(info["adds_to"]))
     assert len(set(places)) == 4
     assert all(each.parent == tmp_path / "home/pictures" and each.name.startswith("Photos-") for each in places)
 
 
-def test_pictures_dropped_on_the_library_of_a_folder_go_to_that_folder(photos, tmp_path):
+def test_pictures_dropped_on_a_folder_library_go_to_that_folder(photos, tmp_path):
     folder = tmp_path / "Ärger & Co"
     key = photos.call("/api/libraries", {"place": str(folder)})[1]["key"]
-    kept = photos.call(f"/library/{key}/api/added?name=blue.png", encoded(shade(COLORS["blue"], 50)))[1]
-    assert kept == {"file": str(folder / "Added/blue.png"), "folder": str(folder / "Added"), "watched": True}
+    added = photos.call(f"/library/{key}/api/added?name=blue.png", encoded(shade(COLORS["blue"], 50)))[1]
+    assert added == {"file": str(folder / "Added/blue.png"), "folder": str(folder / "Added"), "watched": True}
     until(lambda: photos.call(f"/library/{key}/api/info")[1]["pictures"] == 5)
 
 
-def test_saved_searches_are_kept_for_all_tabs_and_can_be_removed(photos):
+def test_saved_searches_are_shared_by_all_tabs_and_can_be_removed(photos):
     assert photos.call("/api/searches")[1]["searches"] == {}
     photos.call("/api/searches", {"name": "warm ones", "address": "q=red"})
     photos.call("/api/searches", {"name": "cold", "address": "q=blue"})
@@ -114,11 +105,11 @@ def test_saved_searches_are_kept_for_all_tabs_and_can_be_removed(photos):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_a_search_is_saved_found_again_and_another_library_is_shown(browser, photos, size):
+def test_a_saved_search_can_be_reopened_and_the_library_switched(browser, photos, size):
     tab = Tab(browser, photos, size)
-    shown = lambda: tab.tab.is_visible("#browse") or tab.tab.click("#toggle-browse")  # noqa: E731
+    show_browse = lambda: tab.tab.is_visible("#browse") or tab.tab.click("#toggle-browse")  # noqa: E731
     tab.search("red")
-    shown()
+    show_browse()
     tab.tab.click("#searches .more")
     tab.tab.fill(".question input", "my reds")
     tab.tab.click(".question .main")
@@ -126,12 +117,12 @@ def test_a_search_is_saved_found_again_and_another_library_is_shown(browser, pho
     if size == "phone":
         tab.tab.click("#close-browse")
     tab.search("blue")
-    shown()
+    show_browse()
     tab.wait("document.querySelector('#searches').textContent.includes('blue')")
     tab.tab.click("#searches .word:has-text('my reds')")
     tab.wait("document.querySelector('#words').value === 'red'")
     tab.shows("red")
-    shown()
+    show_browse()
     tab.tab.click("#open-libraries")
     tab.tab.click(".libraries button:has-text('small')")
     tab.wait("document.querySelector('#status')?.textContent.startsWith('9 pictures')")
@@ -142,7 +133,7 @@ def test_a_search_is_saved_found_again_and_another_library_is_shown(browser, pho
     tab.clean()
 
 
-def test_pictures_are_dropped_to_search_or_to_add(browser, photos):
+def test_a_dropped_picture_can_be_searched_by_or_added(browser, photos):
     tab = Tab(browser, photos)
     drop = """([target, name, bytes]) => {
       const files = new DataTransfer();
@@ -150,7 +141,7 @@ def test_pictures_are_dropped_to_search_or_to_add(browser, photos):
       const about = { dataTransfer: files, bubbles: true, cancelable: true };
       const send = (place, kind) => place.dispatchEvent(new DragEvent(kind, about));
       send(document.body, "dragover");
-      if (document.querySelector("#drop-add").hidden) throw new Error("no place to add is offered");
+      if (document.querySelector("#drop-add").hidden) throw new Error("the drop target for adding is hidden");
       send(document.querySelector(target), "drop");
     }"""
     data = list(encoded(shade(COLORS["red"], 77)))

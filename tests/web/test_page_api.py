@@ -1,4 +1,4 @@
-"""The page's API: searching and labeling as a script would, and every wrong use in one line."""
+"""The page's API: searching, labeling, exports and errors."""
 
 import csv
 import io
@@ -27,16 +27,16 @@ def ranked(page, key, order="likely", **more):
 
 
 def mark(page, key, numbers, value, **more):
-    """Mark pictures by their number."""
+    """Mark pictures by number."""
     ids = [f"{list(COLORS)[number % 3]}/{number}.png" for number in numbers]
     return page.call(f"/api/classes/{key}/marks", {"ids": ids, "mark": value, **more})
 
 
-def names(found):
-    return [tile["id"].split("/")[0] for tile in found]
+def names(results):
+    return [tile["id"].split("/")[0] for tile in results]
 
 
-def test_words_pictures_and_what_they_are_not(shared_page):
+def test_searches_combine_texts_uploads_and_pictures_of_the_index(shared_page):
     assert set(names(search(shared_page, {"words": "red"}))[:19]) == {"red"}
     both = search(shared_page, {"words": "red"}, {"words": "green", "weight": -1})
     assert set(names(both)[:20]) == {"red"}
@@ -52,8 +52,8 @@ def test_words_pictures_and_what_they_are_not(shared_page):
     assert all(one["score"] >= two["score"] for one, two in itertools.pairwise(like))
 
 
-def test_a_search_is_that_of_the_index_itself(shared_page):
-    """On the page, in Python and on the command line a query has the same results."""
+def test_a_search_matches_that_of_the_index(shared_page):
+    """The page gives the same results as Python and the command line."""
     index = Index.open(shared_page.folder, ColorEncoder())
     for where in (None, "number < 20"):
         for terms, query in (
@@ -62,9 +62,9 @@ def test_a_search_is_that_of_the_index_itself(shared_page):
             ([{"id": "green/1.png"}], [Term(vector=index.vectors(["green/1.png"])[0])]),
         ):
             expected = index.search(query, 60, where=where)
-            found = search(shared_page, *terms, where=where)
-            assert [tile["id"] for tile in found] == [hit.id for hit in expected]
-            assert [tile["score"] for tile in found] == pytest.approx([hit.score for hit in expected], abs=1e-6)
+            results = search(shared_page, *terms, where=where)
+            assert [tile["id"] for tile in results] == [hit.id for hit in expected]
+            assert [tile["score"] for tile in results] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
 
 def test_pages_of_a_list_join_to_the_whole_list(shared_page, monkeypatch):
@@ -79,22 +79,22 @@ def test_pages_of_a_list_join_to_the_whole_list(shared_page, monkeypatch):
     assert [tile["id"] for page in pages for tile in page["tiles"]] == [hit.id for hit in whole]
 
 
-def test_filters_and_everything(shared_page):
+def test_filters_apply_with_and_without_a_search(shared_page):
     ids = Index.open(shared_page.folder).ids
     assert [tile["id"] for tile in search(shared_page)] == ids
     assert [tile["score"] for tile in search(shared_page)] == [None] * 60
-    found = search(shared_page, {"words": "red"}, where="number < 6")
-    assert sorted(tile["id"] for tile in found) == sorted(ids[:6])
+    results = search(shared_page, {"words": "red"}, where="number < 6")
+    assert sorted(tile["id"] for tile in results) == sorted(ids[:6])
     assert shared_page.call("/api/list", {"where": "number <"})[0] == 400
     assert shared_page.call("/api/list", {"where": "number > 1000"})[0] == 400
     status, answer = shared_page.call("/api/list", {"where": "nubmer > 1"})
     assert (status, "nubmer" in answer["error"]) == (400, True)
 
 
-def test_a_class_by_clicks_is_found_kept_and_applied(page):
-    status, made = page.call("/api/classes", {"name": "reds", "text": "red"})
+def test_a_class_learned_from_clicks_can_be_saved_and_applied(page):
+    status, created = page.call("/api/classes", {"name": "reds", "text": "red"})
     assert status == 200
-    key = made["class"]
+    key = created["class"]
     assert set(names(ranked(page, key, count=15))) == {"red"}
     listing = {"order": "likely", "label": key}
     for number in range(9):
@@ -104,21 +104,23 @@ def test_a_class_by_clicks_is_found_kept_and_applied(page):
     assert (summary["yes"], summary["no"]) == (3, 6)
     assert summary["cut"]["above"] == pytest.approx(20, abs=3)
     few = summary["cut"]
-    assert (few["enough"], few["precision"], few["coverage"]) == (False, None, None), "nine marks are too few to tell"
+    assert (few["enough"], few["precision"], few["coverage"]) == (False, None, None), (
+        "nine marks are too few for these figures"
+    )
     shown = answer["listing"]["tiles"]
     assert {tile["p"] for tile in shown} == {None}
     assert [tile["mark"] for tile in shown[-9:]].count(1) == 3, "marked pictures come last"
     assert set(names(shown)[:17]) == {"red"}
     latest = [int(tile["id"].split("/")[1][:-4]) for tile in ranked(page, key, "clicked")]
     assert latest == list(range(8, -1, -1))
-    asked = {tile["id"] for tile in ranked(page, key, "next")}
-    assert len(asked) == 12
-    assert not asked & {tile["id"] for tile in ranked(page, key, "clicked")}
-    status, kept = page.call("/api/save", {"name": "my reds"})
+    suggested = {tile["id"] for tile in ranked(page, key, "next")}
+    assert len(suggested) == 12
+    assert not suggested & {tile["id"] for tile in ranked(page, key, "clicked")}
+    status, saved = page.call("/api/save", {"name": "my reds"})
     assert status == 200
-    assert (kept["classes"], kept["replaced"]) == (["not reds", "reds"], False)
-    assert page.call("/api/save", {"name": "my reds"})[1]["replaced"], "replacing an earlier one is reported"
-    assert page.call("/api/save", {"name": "rote Töne"})[0] == 200, "letters of any language"
+    assert (saved["classes"], saved["replaced"]) == (["not reds", "reds"], False)
+    assert page.call("/api/save", {"name": "my reds"})[1]["replaced"], "replacing a classifier is reported"
+    assert page.call("/api/save", {"name": "rote Töne"})[0] == 200, "names may have any letters"
     _, answer = mark(page, key, [9, 12], 1, listing=listing)
     cut = answer["summary"]["cut"]
     assert (cut["enough"], cut["clicks"], cut["precision"], cut["coverage"]) == (True, 11, 1.0, 1.0)
@@ -126,12 +128,12 @@ def test_a_class_by_clicks_is_found_kept_and_applied(page):
     assert {tile["p"] is None for tile in answer["listing"]["tiles"]} == {False}
     opened = Classifier.load(page.folder / "page/classifiers/my reds")
     pictures = [shade(COLORS[name], 500 + i) for i, name in enumerate(["red", "green", "red", "blue"])]
-    said = opened.predict(ColorEncoder().embed_images(pictures)).tolist()
-    assert said == ["reds", "not reds", "reds", "not reds"]
+    predicted = opened.predict(ColorEncoder().embed_images(pictures)).tolist()
+    assert predicted == ["reds", "not reds", "reds", "not reds"]
 
 
-def test_a_filter_limits_all_that_is_listed_sorted_counted_and_exported(page):
-    """Marks outside it teach all the same."""
+def test_a_filter_limits_lists_counts_and_exports(page):
+    """Marks outside the filter still train the model."""
     half = "number < 30"
     page.call("/api/classes", {"name": "reds", "text": "red"})
     page.call("/api/classes", {"name": "greens", "text": "green"})
@@ -142,7 +144,7 @@ def test_a_filter_limits_all_that_is_listed_sorted_counted_and_exported(page):
     listing = {"order": "likely", "label": 1, "where": half}
     assert mark(page, 1, [0], 1, listing={**listing, "where": "number > 99"})[0] == 400
     assert mark(page, 1, [0], 1, listing={**listing, "where": "number >"})[0] == 400
-    assert page.call("/api/classes")[1]["classes"][0]["yes"] == 3, "a refused mark does not count"
+    assert page.call("/api/classes")[1]["classes"][0]["yes"] == 3, "a rejected mark does not count"
     answers = {"marks": mark(page, 1, [0], 1, listing=listing)[1]["listing"]}
     for order in ("likely", "next", "cut", "clicked"):
         answers[order] = page.list(order=order, label=1, where=half)
@@ -155,22 +157,22 @@ def test_a_filter_limits_all_that_is_listed_sorted_counted_and_exported(page):
         assert (answer["summary"]["yes"], cut["clicks"], cut["precision"], cut["coverage"]) == (4, 1, None, None)
         assert 8 <= cut["above"] <= 12
         assert every["summary"]["cut"]["above"] >= cut["above"] + 8
-    assert set(names(answers["likely"]["tiles"][:9])) == {"red"}, "marks elsewhere teach"
+    assert set(names(answers["likely"]["tiles"][:9])) == {"red"}, "marks outside the filter train the model"
     none = page.call("/api/classes/1?where=number%20%3E%2050")[1]["summary"]["cut"]
     assert (none["clicks"], none["precision"], none["coverage"], none["stop"]) == (0, None, None, False)
-    found = page.list(order="sorted", where=half)
-    assert sum(each["pictures"] for each in found["classes"]) + found["none"] == 30
+    results = page.list(order="sorted", where=half)
+    assert sum(each["pictures"] for each in results["classes"]) + results["none"] == 30
     reds = page.list(order="sorted", show="class:reds", where=half)
-    assert reds["total"] == found["classes"][1]["pictures"]
+    assert reds["total"] == results["classes"][1]["pictures"]
     _, (content, _) = page.call("/api/labels.csv?where=clicked%20%3D%20'reds'", raw=True)
     rows = list(csv.DictReader(io.StringIO(content.decode())))
     assert {row["id"] for row in rows} == {f"red/{number}.png" for number in (0, 30, 33, 36)}
-    _, found = page.call("/api/map?where=number%20%3C%2030")
-    assert (len(found["ids"]), found["of"]) == (30, 30)
+    _, results = page.call("/api/map?where=number%20%3C%2030")
+    assert (len(results["ids"]), results["of"]) == (30, 30)
     assert page.call("/api/list", {"order": "sorted", "where": "nubmer = 1"})[0] == 400
 
 
-def test_labels_are_columns_that_filters_know_at_once(page):
+def test_filters_see_new_labels_at_once(page):
     page.call("/api/classes", {"name": "reds"})
     page.call("/api/classes", {"name": "warm"})
     mark(page, 1, [0, 3, 6], 1)
@@ -185,8 +187,8 @@ def test_labels_are_columns_that_filters_know_at_once(page):
     assert Index.open(page.folder).ids_where("clicked = 'warm'") == ["red/0.png"]
 
 
-def test_lists_of_a_class_are_in_the_order_that_their_name_promises(page):
-    """Checked on probabilities from the table of labels, not on those that the list was sorted by."""
+def test_lists_of_a_class_are_sorted_as_their_name_says(page):
+    """The expected order comes from the probabilities in the label table."""
     page.call("/api/classes", {"name": "reds"})
     page.call("/api/classes", {"name": "greens"})
     mark(page, 1, [0, 3, 6, 9, 12, 15], 1)
@@ -198,26 +200,26 @@ def test_lists_of_a_class_are_in_the_order_that_their_name_promises(page):
     for order, expected in (("likely", lambda id: -p[id]), ("cut", lambda id: abs(p[id] - 0.5))):
         shown = [expected(tile["id"]) for tile in ranked(page, 1, order) if tile["id"] in p]
         assert shown == pytest.approx(sorted(shown), abs=1e-6), order
-    sure = [tile["p"] for tile in page.list(order="sorted", show="class:reds")["tiles"]]
-    assert sure == sorted(sure, reverse=True)
-    assert sure[0] > sure[-1]
+    probabilities = [tile["p"] for tile in page.list(order="sorted", show="class:reds")["tiles"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert probabilities[0] > probabilities[-1]
 
 
-def test_the_next_page_of_a_list_comes_from_the_same_list_while_marks_are_made(page):
+def test_the_next_page_continues_the_same_list_despite_new_marks(page):
     page.call("/api/classes", {"name": "reds", "text": "red"})
     first = page.list(order="likely", label=1, count=10)
     mark(page, 1, [int(tile["id"].split("/")[1][:-4]) for tile in first["tiles"][:3]], -1)
     known = {"version": first["version"], "revision": first["revision"]}
     second = page.list(order="likely", label=1, start=10, count=50, **known)
-    assert len({tile["id"] for tile in first["tiles"] + second["tiles"]}) == 60, "no picture twice, none left out"
-    for number in range(20):  # so many lists are not kept
+    assert len({tile["id"] for tile in first["tiles"] + second["tiles"]}) == 60, "every picture once"
+    for number in range(20):  # more lists than are cached
         page.list(terms=[{"words": f"red {number}"}])
     again = page.list(order="likely", label=1, count=60, **known)
-    assert again["revision"] > first["revision"], "a list that is not kept is made again, and says so"
+    assert again["revision"] > first["revision"], "an evicted list is rebuilt with a new revision"
     assert again["total"] == 60
 
 
-def test_labels_leave_as_tables(page, monkeypatch):
+def test_labels_can_be_exported_as_tables(page, monkeypatch):
     page.call("/api/classes", {"name": "=reds", "text": "red"})
     for number in range(6):
         mark(page, 1, [number], 1 if number % 3 == 0 else -1)
@@ -225,13 +227,15 @@ def test_labels_leave_as_tables(page, monkeypatch):
     monkeypatch.setattr("recollect.web.teaching.MOST_HELD", 0)
     key = page.call("/api/classes", {"name": "greens"})[1]["class"]
     mark(page, key, [1], 1, listing={"order": "likely", "label": key})
-    assert [each.model.held > 0 for each in taught._taught.values()] == [False, True], "only the active model is kept"
-    assert [tile["id"] for tile in ranked(page, 1)] == before, "others are computed again"
+    assert [each.model.held > 0 for each in taught._taught.values()] == [False, True], (
+        "only the active model stays in memory"
+    )
+    assert [tile["id"] for tile in ranked(page, 1)] == before, "other models are recomputed"
     page.call(f"/api/classes/{key}", method="DELETE")
     _, (content, headers) = page.call("/api/labels.csv", raw=True)
     rows = list(csv.DictReader(io.StringIO(content.decode())))
     assert len(rows) == 60
-    assert {row["class"] for row in rows} == {"'=reds"}, "no formula for a spreadsheet"
+    assert {row["class"] for row in rows} == {"'=reds"}, "spreadsheet formulas are escaped"
     assert sum(row["clicked"] == "1" for row in rows) == 2
     assert "attachment" in headers["content-disposition"]
     _, (content, _) = page.call("/api/labels.parquet", raw=True)
@@ -241,7 +245,7 @@ def test_labels_leave_as_tables(page, monkeypatch):
     assert set(names([{"id": id} for id in reds])) == {"red"}
 
 
-def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
+def test_pictures_are_reencoded_and_unreadable_ones_give_404(shared_page):
     status, (content, headers) = shared_page.call("/api/thumbs/red%2F0.png", raw=True)
     assert status == 200
     assert content[:3] == b"\xff\xd8\xff"
@@ -288,19 +292,19 @@ def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
         ("/api/nothing", None, 404),
     ],
 )  # fmt: skip
-def test_wrong_use_is_one_line_and_changes_nothing(shared_page, path, body, status):
-    got, answer = shared_page.call(path, body)
-    assert got == status, answer
-    said = answer.get("error") or answer.get("detail")
-    assert said
-    assert "\n" not in str(said)
-    assert "Traceback" not in str(said)
+def test_invalid_requests_give_a_one_line_error_and_change_nothing(shared_page, path, body, status):
+    returned, answer = shared_page.call(path, body)
+    assert returned == status, answer
+    error = answer.get("error") or answer.get("detail")
+    assert error
+    assert "\n" not in str(error)
+    assert "Traceback" not in str(error)
     assert shared_page.call("/api/classes")[1]["classes"] == []
     assert shared_page.call("/api/info")[1]["pictures"] == 60
 
 
-def test_the_guard_stands_before_the_page(page):
-    """What it refuses is in test_guard.py."""
+def test_the_guard_protects_the_page(page):
+    """See test_guard.py for the details."""
     assert page.call("/api/classes", {"name": "reds"}, headers={})[0] == 403
     assert page.call("/api/info", headers={"host": "evil.example"})[0] == 400
     assert page.call("/api/list", b" " * (2**22 + 1))[0] == 413
@@ -308,7 +312,7 @@ def test_the_guard_stands_before_the_page(page):
     assert page.call("/api/classes", {"name": "reds"}, headers=own)[0] == 200
 
 
-def test_every_answer_forbids_scripts_from_elsewhere(shared_page):
+def test_every_response_forbids_external_scripts(shared_page):
     for path in ("/", "/static/app.js", "/api/info", "/api/nothing"):
         _, (_, headers) = shared_page.call(path, raw=True)
         assert "default-src 'none'" in headers["content-security-policy"]
@@ -321,7 +325,7 @@ def test_every_answer_forbids_scripts_from_elsewhere(shared_page):
         assert "innerHTML" not in text
 
 
-def test_an_index_that_vanishes_is_reported_and_marks_stay(page):
+def test_a_missing_index_is_reported_and_marks_are_kept(page):
     page.call("/api/classes", {"name": "reds", "text": "red"})
     page.list(terms=[{"words": "red"}])
     (page.folder / "pictures.lance").rename(page.folder / "elsewhere")
@@ -335,7 +339,7 @@ def test_an_index_that_vanishes_is_reported_and_marks_stay(page):
     assert page.list(terms=[{"words": "red"}])["total"] == 60
 
 
-def test_pictures_that_another_process_removed_leave_the_page_and_no_mark_moves(page):
+def test_pictures_removed_by_another_process_leave_the_page_but_keep_their_marks(page):
     page.call("/api/classes", {"name": "reds"})
     mark(page, 1, [0, 3], 1)
     Index.open(page.folder).remove(["red/3.png", "green/4.png"])
@@ -344,14 +348,14 @@ def test_pictures_that_another_process_removed_leave_the_page_and_no_mark_moves(
     assert mark(page, 1, [3], -1)[0] == 400, "removed"
     assert {tile["id"]: tile["mark"] for tile in ranked(page, 1, "clicked")} == {"red/0.png": 1}
     (reds,) = page.call("/api/classes")[1]["classes"]
-    assert (reds["name"], reds["yes"]) == ("reds", 2), "its mark is kept for when it is restored"
+    assert (reds["name"], reds["yes"]) == ("reds", 2), "the mark of a removed picture is kept"
     Index.open(page.folder).restore()
     assert page.call("/api/info")[1]["pictures"] == 60
     assert len(ranked(page, 1, "clicked")) == 2
 
 
-def test_marks_stay_with_their_pictures_where_files_are_exchanged_and_renamed(tmp_path, restart):
-    """Another process brings the index up to date; a mark belongs to the pixels."""
+def test_marks_stay_with_their_pictures_when_files_are_swapped(tmp_path, restart):
+    """Another process updates the index; a mark belongs to the pixels."""
     folder = tmp_path / "photos"
     for number, name in enumerate(("red", "green", "blue")):
         paint(folder / f"{number}.png", COLORS[name], number)
@@ -375,7 +379,7 @@ def test_marks_stay_with_their_pictures_where_files_are_exchanged_and_renamed(tm
     assert page.call("/api/classes")[1]["classes"][0]["yes"] == 1
 
 
-def test_an_index_that_was_built_again_in_its_place_is_shown_and_lost_labels_are_reported(tmp_path, restart):
+def test_a_rebuilt_index_is_shown_and_its_lost_labels_are_reported(tmp_path, restart):
     color_index(tmp_path / "index", 12)
     page = restart(tmp_path / "index")
     page.call("/api/classes", {"name": "reds"})
@@ -384,10 +388,10 @@ def test_an_index_that_was_built_again_in_its_place_is_shown_and_lost_labels_are
     assert page.call("/api/info")[1]["pictures"] == 9
     assert len(search(page, {"words": "red"})) == 9
     status, answer = mark(page, 1, [0], 1)
-    assert (status, "Restart the server" in answer["error"]) == (400, True), "the labels went with the index"
+    assert (status, "Restart the server" in answer["error"]) == (400, True), "the labels were deleted with the index"
 
 
-def test_a_page_goes_on_where_its_version_of_the_index_was_compacted_away(page):
+def test_a_page_continues_after_its_version_of_the_index_is_compacted(page):
     first = page.list(terms=[{"words": "red"}], count=9)
     index = Index.open(page.folder)
     index.remove([f"blue/{number}.png" for number in (2, 5, 8)])
@@ -401,25 +405,25 @@ def test_a_page_goes_on_where_its_version_of_the_index_was_compacted_away(page):
     assert page.list()["total"] == page.list(terms=[{"words": "red"}])["total"] == 0
 
 
-def test_an_index_of_another_model_is_refused(tmp_path):
+def test_an_index_of_another_model_is_rejected(tmp_path):
     Index.create(tmp_path / "index", width=3, model="another")
     with pytest.raises(UserError):
         start(tmp_path / "index")
 
 
-def test_serving_is_refused_in_one_line(tmp_path, capsys):
+def test_invalid_options_of_serve_give_a_one_line_error(tmp_path, capsys):
     from recollect import cli
 
     color_index(tmp_path / "index")
     place = str(tmp_path / "index")
-    wrong = {
+    errors = {
         ("serve", str(tmp_path / "none")): "none",
         ("serve", place, "--host", "0.0.0.0"): "--token",
         ("serve", place, "--host", "0.0.0.0", "--token", "short"): "at least 16",
         ("serve", place, "--port", "70000"): "between 0 and 65535",
         ("serve", place, "--model", str(tmp_path / "nothing")): "nothing",
     }
-    for words, message in wrong.items():
+    for words, message in errors.items():
         assert cli.main(list(words)) == 2, words
         error = capsys.readouterr().err
         assert message in error
@@ -427,7 +431,7 @@ def test_serving_is_refused_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("host", "shown"), [("localhost", "127.0.0.1"), ("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")])
-def test_the_printed_address_is_the_one_that_answers(tmp_path, painted, host, shown):
+def test_the_printed_address_is_that_of_the_server(tmp_path, painted, host, shown):
     page = Page(Index.open(painted, ColorEncoder()), host=host, port=0, labels=tmp_path / "labels.sqlite")
     try:
         port = page.listening.getsockname()[1]

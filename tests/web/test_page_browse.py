@@ -1,4 +1,4 @@
-"""Browsing in a real browser: justified rows, facets, orders, the timeline."""
+"""Browsing in a real browser: justified rows, facets, sorting, the timeline."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NUMBER = 240
 
 @pytest.fixture(scope="module")
 def album(tmp_path_factory):
-    """The page of pictures of several shapes in odd folders, from 2019 to 2022; every twelfth has no date."""
+    """A page of pictures of various shapes in folders with special characters, from 2019 to 2022 or undated."""
     folder = tmp_path_factory.mktemp("album") / "index"
     encoder, random = ColorEncoder(), np.random.default_rng(0)
     names = list(COLORS)
@@ -57,11 +57,11 @@ def rows_of(tab):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_rows_are_as_wide_as_the_list_and_pictures_keep_their_shape(browser, album, size):
+def test_rows_fill_the_width_and_pictures_keep_their_shape(browser, album, size):
     tab = Tab(browser, album, size)
     shapes = {each.path.name: each.width / each.height for each in Index.open(album.folder).pictures(
         Index.open(album.folder).ids)}  # fmt: skip
-    tab.calm()  # the timeline comes with the counts, and takes some width
+    tab.calm()  # the timeline appears with the counts and takes some width
     tab.tab.wait_for_selector("#timeline")
     width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
     rows = rows_of(tab)
@@ -76,7 +76,7 @@ def test_rows_are_as_wide_as_the_list_and_pictures_keep_their_shape(browser, alb
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_pictures_keep_off_the_edges_and_each_can_be_touched_below_the_timeline(browser, album, size):
+def test_pictures_have_margins_and_can_be_clicked_next_to_the_timeline(browser, album, size):
     tab = Tab(browser, album, size)
     tab.tab.wait_for_selector("#timeline")
     tab.calm()
@@ -94,7 +94,7 @@ def test_pictures_keep_off_the_edges_and_each_can_be_touched_below_the_timeline(
     tab.clean()
 
 
-def test_larger_pictures_are_fewer_and_the_place_stays(browser, album):
+def test_resizing_pictures_keeps_the_scroll_position(browser, album):
     tab = Tab(browser, album)
     tab.tab.evaluate("document.querySelector('#grid').scrollTop = 1500")
     tab.calm()
@@ -106,15 +106,15 @@ def test_larger_pictures_are_fewer_and_the_place_stays(browser, album):
     after = rows_of(tab)
     assert len(after[1]) < len(before[1])
     assert np.mean([row[0][3] for row in after]) > 1.3 * np.mean([row[0][3] for row in before])
-    seen = {box[4] for row in before[1:3] for box in row}
-    assert seen & {box[4] for row in after for box in row}
+    visible = {box[4] for row in before[1:3] for box in row}
+    assert visible & {box[4] for row in after for box in row}
     tab.tab.reload()
     tab.wait("document.querySelector('#size').value === '330'")
     tab.clean()
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_facets_filter_and_stay_in_the_address(browser, album, size):
+def test_facets_filter_and_are_kept_in_the_address(browser, album, size):
     tab = Tab(browser, album, size)
 
     def choose(text):
@@ -148,7 +148,7 @@ def test_facets_filter_and_stay_in_the_address(browser, album, size):
     tab.clean()
 
 
-def test_order_by_date_and_name_and_the_timeline_goes_to_a_month(browser, album):
+def test_pictures_sort_by_date_and_name_and_the_timeline_jumps_to_a_month(browser, album):
     pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
     tab = Tab(browser, album)
     newest = max(pictures, key=lambda each: each.taken)
@@ -176,7 +176,7 @@ def test_order_by_date_and_name_and_the_timeline_goes_to_a_month(browser, album)
     tab.clean()
 
 
-def test_a_search_can_be_sorted_by_date_and_scores_are_shown_on_request(browser, album):
+def test_a_search_can_be_sorted_by_date_and_show_scores(browser, album):
     tab = Tab(browser, album)
     tab.search("red")
     tab.shows("red")
@@ -195,7 +195,7 @@ def test_a_search_can_be_sorted_by_date_and_scores_are_shown_on_request(browser,
     tab.clean()
 
 
-def test_a_long_list_gets_its_shapes_when_it_is_scrolled(browser, album, monkeypatch):
+def test_a_long_list_loads_its_shapes_when_scrolled(browser, album, monkeypatch):
     monkeypatch.setattr("recollect.web.session._FIRST", 50)
     album.session._lists = Recent(16)
     tab = Tab(browser, album)
@@ -211,7 +211,7 @@ def test_a_long_list_gets_its_shapes_when_it_is_scrolled(browser, album, monkeyp
     tab.clean()
 
 
-def test_arrows_reach_the_rows_above_and_below(browser, album):
+def test_arrow_keys_move_between_rows(browser, album):
     tab = Tab(browser, album)
     tab.wait("document.activeElement.id === 'grid'")
     rows = rows_of(tab)
@@ -227,7 +227,7 @@ SMALL = """() => [...document.querySelectorAll('button, select, a, input:not([ty
   .filter(([, box]) => box.height < 43.5 || box.width < 43.5).map(([name]) => name)"""
 
 
-def test_a_phone_has_a_low_header_and_room_for_fingers(browser, album):
+def test_a_phone_has_a_low_header_and_large_touch_targets(browser, album):
     tab = Tab(browser, album, "phone")
     tab.tab.set_viewport_size({"width": 360, "height": 740})
     tab.calm()
@@ -235,7 +235,7 @@ def test_a_phone_has_a_low_header_and_room_for_fingers(browser, album):
     assert tab.tab.evaluate("document.querySelector('header').offsetHeight") <= 112
     assert tab.tab.evaluate(SMALL) == []
     camera = tab.tab.locator("#picture").bounding_box()
-    assert camera["x"] + camera["width"] <= 360, "searching by a picture needs no scrolling"
+    assert camera["x"] + camera["width"] <= 360, "the camera button is visible without scrolling"
     for opens, closes in (("#toggle-browse", "#close-browse"), ("#toggle-classes", "#toggle-classes")):
         tab.tab.click(opens)
         assert tab.tab.evaluate(SMALL) == []
@@ -248,7 +248,7 @@ def test_a_phone_has_a_low_header_and_room_for_fingers(browser, album):
     assert tab.tab.evaluate(SMALL) == []
     assert tab.tab.evaluate(fits)
     tab.tab.evaluate("document.querySelector('#select-none').click()")
-    tab.tab.evaluate("document.querySelector('#select-none').click()")  # the first click ends the press
+    tab.tab.evaluate("document.querySelector('#select-none').click()")  # the first click only ends the long press
     tab.tab.click(".tile.focus img")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.tab.click("#view-info")

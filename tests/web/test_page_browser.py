@@ -1,4 +1,4 @@
-"""The journeys of the page in a real browser, at desktop and phone width."""
+"""User journeys in a real browser, at desktop and phone width."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from recollect.web.session import Listing
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_search_by_words_by_a_picture_and_away(browser, shared_page, size):
+def test_searching_by_text_by_picture_and_away_from_a_picture(browser, shared_page, size):
     tab = Tab(browser, shared_page, size)
     tab.search("red")
     tab.shows("red")
@@ -26,7 +26,7 @@ def test_search_by_words_by_a_picture_and_away(browser, shared_page, size):
     tab.tab.set_input_files("#file", {"name": "blue.png", "mimeType": "image/png", "buffer": data})
     tab.tab.wait_for_selector(".term img")
     tab.shows("blue")
-    tab.tab.click(".term button >> nth=0")  # turn the picture round: away from it
+    tab.tab.click(".term button >> nth=0")  # search away from the picture
     tab.tab.wait_for_selector(".term.away")
     tab.wait("!document.querySelector('.tile .caption').textContent.includes('blue')")
     tab.tab.click(".term button >> nth=1")
@@ -36,7 +36,7 @@ def test_search_by_words_by_a_picture_and_away(browser, shared_page, size):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
+def test_a_class_learned_from_clicks_is_saved_and_survives_a_reload(browser, page, size):
     tab = Tab(browser, page, size)
     tab.new_class("reds", "red")
     tab.shows("red", 4)
@@ -60,8 +60,8 @@ def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
     tab.wait("document.querySelector('#notice').textContent.startsWith('Saved')")
     folder = page.folder / "page/classifiers/reds"
     assert tab.tab.inner_text("#saved code") == str(folder)
-    kept = Classifier.load(folder)
-    assert kept.predict(ColorEncoder().embed_images([shade(COLORS["red"], 77)])).tolist() == ["reds"]
+    saved = Classifier.load(folder)
+    assert saved.predict(ColorEncoder().embed_images([shade(COLORS["red"], 77)])).tolist() == ["reds"]
     tab.tab.reload()
     tab.tab.wait_for_selector(".tile .caption:not(:empty)")
     tab.panel()
@@ -70,7 +70,7 @@ def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
     tab.clean()
 
 
-def test_keys_mark_undo_and_move(browser, page):
+def test_keyboard_shortcuts_mark_undo_and_navigate(browser, page):
     tab = Tab(browser, page)
     tab.new_class("reds", "red")
     tab.shows("red")
@@ -96,9 +96,9 @@ def test_keys_mark_undo_and_move(browser, page):
     tab.wait("document.querySelector('#status').textContent.startsWith('✓ for others: red')")
     tab.tab.keyboard.press("ArrowRight")
     tab.ready()
-    read = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
-    assert tab.tab.evaluate(f"{read} === document.querySelector('.tile.focus:not([hidden])')")
-    assert "red" in tab.tab.evaluate(f"{read}.getAttribute('aria-label')")
+    active = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
+    assert tab.tab.evaluate(f"{active} === document.querySelector('.tile.focus:not([hidden])')")
+    assert "red" in tab.tab.evaluate(f"{active}.getAttribute('aria-label')")
     tab.tab.keyboard.press("Enter")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.wait("document.querySelector('#view').naturalWidth > 0")
@@ -113,12 +113,12 @@ def test_keys_mark_undo_and_move(browser, page):
     tab.clean()
 
 
-def test_a_key_that_is_pressed_again_before_the_answer_marks_once_and_skips_nothing(browser, page):
+def test_pressing_a_key_twice_before_the_response_marks_once(browser, page):
     page.call("/api/classes", {"name": "reds"})
     tab = Tab(browser, page, address="/?label=1")
     tab.ready()
-    asked = []
-    tab.tab.on("request", lambda request: asked.append(request) if request.url.endswith("/marks") else None)
+    requests = []
+    tab.tab.on("request", lambda request: requests.append(request) if request.url.endswith("/marks") else None)
     tab.tab.focus("#grid")
     tab.tab.evaluate(
         "for (const _ of [1, 2]) document.querySelector('#grid').dispatchEvent("
@@ -126,12 +126,12 @@ def test_a_key_that_is_pressed_again_before_the_answer_marks_once_and_skips_noth
     )
     tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗0'")
     tab.calm()
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert tab.tab.evaluate("document.querySelector('.tile.focus').getAttribute('aria-posinset')") == "2"
     tab.clean()
 
 
-def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(browser, page):
+def test_hostile_captions_are_plain_text_and_the_viewer_shows_all_captions(browser, page):
     index = Index.open(page.folder, ColorEncoder())
     (id,) = index.ids_where("number = 58")
     captions = [HOSTILE, f"{HOSTILE} again", "a wordofone" + "hundredandmanyletters" * 12]
@@ -162,9 +162,9 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one.shows("red")
     one.tab.click(".tile.focus:not([hidden]) .marks .yes")
     one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when a person returns to it
+    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # the user returns to the tab
     two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    page.session._lists = Recent(16)  # the server keeps a few lists, which either tab replaces
+    page.session._lists = Recent(16)  # evict the lists cached by the server
     one.tab.focus("#grid")
     one.tab.keyboard.press("End")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
@@ -185,7 +185,7 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, size):
+def test_the_sorted_view_shows_classes_and_filters_see_labels(browser, page, size):
     for key, name in enumerate(("red", "green", "blue"), start=1):
         page.call("/api/classes", {"name": name})
         ids = [f"{name}/{number}.png" for number in range(key - 1, 36, 3)]
@@ -217,23 +217,23 @@ def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, 
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 12 pictures')")
     tab.panel()
     link = tab.tab.get_attribute(".links a >> nth=0", "href")
-    assert page.call(f"/{link}", raw=True)[1][0].decode().count("\nblue/") == 12, "what is shown, and nothing else"
+    assert page.call(f"/{link}", raw=True)[1][0].decode().count("\nblue/") == 12, "only the pictures shown"
     tab.tab.click("#scope-off")
     tab.wait("document.querySelector('#scope').hidden")
     tab.wait("document.querySelector('#cut').textContent.includes('Checked against your 14 marks')")
     tab.clean()
 
 
-def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
-    """What the session answers is tested without a browser."""
+def test_an_adapted_search_shows_previous_ranks_and_its_training_pairs(browser, drawings, monkeypatch):
+    """The session's results are tested without a browser."""
 
-    def thirteenth(*given, **options):
-        (found,) = rank_pictures(*given, **options)
+    def rank_with_cut_off(*args, **options):
+        (found,) = rank_pictures(*args, **options)
         return [replace(found, limit=float(found.scores[12]))]
 
-    monkeypatch.setattr("recollect.web.session.rank_pictures", thirteenth)
+    monkeypatch.setattr("recollect.web.session.rank_pictures", rank_with_cut_off)
     tab = Tab(browser, drawings)
-    tab.tab.set_viewport_size({"width": 1600, "height": 1200})  # room for all that an adapted model ranks
+    tab.tab.set_viewport_size({"width": 1600, "height": 1200})  # shows all adapted results
     tab.search("a red bridge")
     assert not tab.tab.is_visible("#episode")
     tab.tab.click("#adapt")
@@ -250,13 +250,13 @@ def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, d
         ".map(t => [Number(t.querySelector('.before').textContent.split(' ← ')[1]), t.classList.contains('below')])"
     )
     assert {below for _, below in tiles} == {True, False}
-    assert all(below == (rank > 13) for rank, below in tiles), "the cut is of the model as it is"
+    assert all(below == (rank > 13) for rank, below in tiles), "the cut-off uses the ranks of the original model"
     tab.tab.click("#adapt")
     tab.wait("document.querySelector('#episode').hidden")
     tab.clean()
 
 
-def test_where_a_search_by_words_ends_is_said_and_dimmed(browser, shared_page):
+def test_results_below_the_cut_off_are_counted_and_dimmed(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.search("red")
     tab.wait("document.querySelector('#status').textContent.includes('likely matches')")
@@ -270,7 +270,7 @@ def test_where_a_search_by_words_ends_is_said_and_dimmed(browser, shared_page):
     tab.clean()
 
 
-def test_adapt_says_beforehand_what_it_needs_and_stays_off(browser, shared_page):
+def test_adapt_explains_what_it_needs_and_stays_off(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.wait("document.querySelector('#adapt').title.includes('cannot refine')")
     tab.search("red")
@@ -282,7 +282,7 @@ def test_adapt_says_beforehand_what_it_needs_and_stays_off(browser, shared_page)
     tab.clean()
 
 
-def test_a_failed_adapted_search_shows_plain_results_and_switches_adapt_off(browser, drawings, monkeypatch):
+def test_a_failed_adapted_search_falls_back_to_plain_results(browser, drawings, monkeypatch):
     def fail(self, query, where):
         raise UserError("the model broke down")
 
@@ -296,12 +296,12 @@ def test_a_failed_adapted_search_shows_plain_results_and_switches_adapt_off(brow
     first = drawings.list(terms=[{"words": "a green river"}])["tiles"][0]
     tab.wait("shown => document.querySelector('.tile.focus .caption').textContent === shown",
              first["caption"] or first["id"])  # fmt: skip
-    tab.problems.clear()  # the browser notes the refusal
+    tab.problems.clear()  # the browser logs the error response
     tab.clean()
 
 
-def test_the_address_keeps_search_filter_label_view_and_picture(browser, page):
-    """Reload, Back and a copied link show the same."""
+def test_the_address_contains_search_filter_label_view_and_picture(browser, page):
+    """Reloading, going back and opening a copied link restore the view."""
     page.call("/api/classes", {"name": "reds", "text": "red"})
     tab = Tab(browser, page)
     tab.search("green")
@@ -338,9 +338,9 @@ def test_the_address_keeps_search_filter_label_view_and_picture(browser, page):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser, shared_page, size):
+def test_map_and_duplicates_open_and_late_responses_do_not_leave_them(browser, shared_page, size):
     tab, held = Tab(browser, shared_page, size), []
-    tab.tab.route("**/api/list", lambda route: held.append(route))  # playwright marks what it calls
+    tab.tab.route("**/api/list", lambda route: held.append(route))  # playwright needs a function that it can annotate
     for words in ("red", "green"):
         tab.tab.fill("#words", words)
         tab.tab.press("#words", "Enter")
@@ -348,11 +348,11 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
     while len(held) < 2:
         tab.tab.wait_for_timeout(10)
-    for route in reversed(held):  # the later question is answered first
+    for route in reversed(held):  # the later request is answered first
         with tab.tab.expect_response("**/api/list"):
             route.continue_()
     tab.calm()
-    assert tab.tab.inner_text("#status").startswith("Map of"), "who looks at the map stays there"
+    assert tab.tab.inner_text("#status").startswith("Map of"), "the map stays open"
     tab.wait("document.querySelector('#map').width > 0")
     stays = tab.tab.evaluate("""async () => {
       const { PictureMap } = await import("/static/map.js"), canvas = document.querySelector("#map").cloneNode();
@@ -364,7 +364,7 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
       canvas.remove();
       return Math.hypot(x2 - x, y2 - y);
     }""")
-    assert stays < 1e-6, "what is under the pointer stays there when the map grows"
+    assert stays < 1e-6, "the point under the pointer stays in place when zooming"
     tab.tab.press("#map", "Enter")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.tab.click("#close")
@@ -378,8 +378,8 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
     tab.clean()
 
 
-def test_a_million_rows_scroll_to_the_last_in_few_elements(browser, page, monkeypatch):
-    """The list is longer than a browser can lay out; sixty pictures stand for all of it."""
+def test_a_million_rows_scroll_to_the_end_with_few_elements(browser, page, monkeypatch):
+    """The list, sixty pictures repeated, is longer than a browser can lay out."""
     ids = Index.open(page.folder).ids
     million = [ids[row % 60] for row in range(1_000_000)]
     monkeypatch.setattr(type(page.session), "_everything", lambda self, ask, view: Listing(million, None, len(million)))

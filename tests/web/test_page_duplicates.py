@@ -1,4 +1,4 @@
-"""Duplicates on the page: what is found, what goes where, and back again."""
+"""Duplicates on the page: finding, moving, removing and undoing."""
 
 import time
 from pathlib import Path
@@ -15,8 +15,8 @@ from recollect.web import duplicates
 NEAR = "/api/duplicates?kind=near-identical"
 
 
-def look(page, address="/api/duplicates"):
-    """Look for duplicates, and wait."""
+def find_duplicates(page, address="/api/duplicates"):
+    """Search for duplicates and wait for the result."""
     page.call("/api/duplicates", b"")
     end = time.monotonic() + 60
     while (answer := page.call(address)[1])["state"] == "running":
@@ -27,7 +27,7 @@ def look(page, address="/api/duplicates"):
 
 @pytest.fixture
 def photos(tmp_path, restart):
-    """A page of photographs: one in two folders, three shades of blue, and three drawings in two sizes each."""
+    """A page with a picture in two folders, three shades of blue, and three drawings in two sizes each."""
     for place in ("one/red.png", "two/red.png"):
         paint(tmp_path / "photos" / place, COLORS["red"], 1)
     for number in range(2, 5):
@@ -42,56 +42,56 @@ def photos(tmp_path, restart):
 
 def test_the_page_shows_the_duplicates_of_the_index(page):
     index = Index.open(page.folder)
-    found = index.duplicates()
+    expected = index.duplicates()
     assert page.call("/api/duplicates")[1]["state"] == "idle"
-    for kind, groups in (("near-identical", found.near_identical), ("similar", found.similar)):
-        answer = look(page, f"/api/duplicates?kind={kind}")
+    for kind, groups in (("near-identical", expected.near_identical), ("similar", expected.similar)):
+        answer = find_duplicates(page, f"/api/duplicates?kind={kind}")
         shown = {frozenset(each["id"] for each in group["pictures"]) for group in answer["groups"]}
         assert shown == {frozenset(group[:48]) for group in groups}
         assert answer["counts"][kind] == {"groups": len(groups), "pictures": sum(map(len, groups))}
-    assert found.near_identical or found.similar
+    assert expected.near_identical or expected.similar
     some = page.call(f"{NEAR}&where=number%20%3C%2030")[1]["groups"]
     assert all(int(each["id"].split("/")[1][:-4]) < 30 for group in some for each in group["pictures"])
 
 
-def test_a_search_that_fails_for_any_reason_says_so(page, monkeypatch):
+def test_a_failed_search_for_duplicates_is_reported(page, monkeypatch):
     def fails(index):
         raise RuntimeError("the store has a bad day")
 
     monkeypatch.setattr(duplicates, "find_groups", fails)
-    found = look(page)
-    assert (found["state"], "bad day" in found["error"]) == ("failed", True)
+    answer = find_duplicates(page)
+    assert (answer["state"], "bad day" in answer["error"]) == ("failed", True)
 
 
-def test_a_link_is_no_file_of_its_own(photos, tmp_path):
+def test_a_symlink_does_not_count_as_a_file(photos, tmp_path):
     (tmp_path / "photos/a link.png").symlink_to("one/red.png")
     photos.session.library.index.add(tmp_path / "photos")
-    (group,) = look(photos, "/api/duplicates?kind=identical")["groups"]
+    (group,) = find_duplicates(photos, "/api/duplicates?kind=identical")["groups"]
     paths = [file["path"] for file in group["pictures"][0]["files"]]
     assert paths == [str(tmp_path / "photos" / place / "red.png") for place in ("one", "two")]
     plan = photos.call("/api/selection/plan", {"ids": [group["pictures"][0]["id"]]})[1]
     assert plan["files"] == 2
 
 
-def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):
-    (group,) = look(photos, "/api/duplicates?kind=identical")["groups"]
+def test_moving_the_second_file_of_a_picture_can_be_undone(photos, tmp_path):
+    (group,) = find_duplicates(photos, "/api/duplicates?kind=identical")["groups"]
     (picture,) = group["pictures"]
     second = Path(picture["files"][1]["path"])
-    (tmp_path / "aside").mkdir()
-    (tmp_path / "aside" / second.name).write_bytes(b"of somebody else")
-    body = {"kind": "move", "ids": [picture["id"]], "files": [str(second)], "folder": str(tmp_path / "aside")}
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / second.name).write_bytes(b"another file")
+    body = {"kind": "move", "ids": [picture["id"]], "files": [str(second)], "folder": str(tmp_path / "moved")}
     assert photos.call("/api/selection/act", body)[1]["files"] == 1
     assert not second.exists()
-    assert (tmp_path / "aside" / second.name).read_bytes() == b"of somebody else", "nothing is overwritten"
-    assert len(list((tmp_path / "aside").iterdir())) == 2
-    assert photos.call("/api/info")[1]["pictures"] == 10, "the picture stays, with its other file"
+    assert (tmp_path / "moved" / second.name).read_bytes() == b"another file", "files are not overwritten"
+    assert len(list((tmp_path / "moved").iterdir())) == 2
+    assert photos.call("/api/info")[1]["pictures"] == 10, "the picture keeps its other file"
     assert photos.call("/api/undo", b"")[0] == 200
     assert second.exists()
 
 
-def test_files_of_removed_duplicates_are_moved_and_return(photos, tmp_path):
+def test_deleting_files_to_another_folder_can_be_undone(photos, tmp_path):
     ids = [tile["id"] for tile in photos.list()["tiles"] if tile["name"].startswith("blue")]
-    body = {"kind": "delete", "ids": ids[1:], "folder": str(tmp_path / "aside")}
+    body = {"kind": "delete", "ids": ids[1:], "folder": str(tmp_path / "moved")}
     assert photos.call("/api/selection/act", body)[1]["files"] == 2
     assert photos.call("/api/info")[1]["pictures"] == 8
     assert len(list((tmp_path / "photos").glob("blue*"))) == 1
@@ -101,8 +101,8 @@ def test_files_of_removed_duplicates_are_moved_and_return(photos, tmp_path):
     assert photos.call("/api/selection/act", {"kind": "delete", "ids": ids, "folder": "relative"})[0] == 400
 
 
-def slowly(monkeypatch):
-    """Make looking for duplicates last until it is stopped."""
+def search_forever(monkeypatch):
+    """Make the search for duplicates run until it is stopped."""
 
     def never_ends(self):
         with progress("compare pixels", 10_000, "pictures") as counter:
@@ -115,13 +115,13 @@ def slowly(monkeypatch):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_duplicates_are_chosen_previewed_removed_and_brought_back(browser, photos, size):
+def test_duplicates_can_be_selected_previewed_removed_and_restored(browser, photos, size):
     page, tab = photos, Tab(browser, photos, size)
     tab.tab.click("#show-duplicates")
     tab.tab.click(".found button:has-text('Near')")
     tab.tab.wait_for_selector(".alike >> nth=2")
     cards, groups = 6, 3
-    assert tab.tab.locator(".alike figure.goes").count() == 3, "one of each group stays"
+    assert tab.tab.locator(".alike figure.goes").count() == 3, "one picture per group is kept"
     tab.tab.press(".alike figure.goes .keep >> nth=0", "Enter")
     tab.wait("rest => document.querySelectorAll('.alike figure.goes').length === rest", cards - groups - 1)
     tab.tab.click(".resolve .main")
@@ -140,12 +140,12 @@ def test_duplicates_are_chosen_previewed_removed_and_brought_back(browser, photo
     tab.tab.wait_for_selector(".alike >> nth=2")
     assert page.call("/api/info")[1]["pictures"] == 10
     wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    assert tab.tab.evaluate(wide), "nothing is wider than the window"
+    assert tab.tab.evaluate(wide), "the page is not wider than the window"
     tab.clean()
 
 
-def test_looking_for_duplicates_can_be_stopped_on_the_page(browser, page, monkeypatch):
-    slowly(monkeypatch)
+def test_the_search_for_duplicates_can_be_stopped(browser, page, monkeypatch):
+    search_forever(monkeypatch)
     tab = Tab(browser, page)
     tab.tab.click("#show-duplicates")
     tab.wait("document.querySelector('.found progress')?.value > 0")
@@ -154,7 +154,7 @@ def test_looking_for_duplicates_can_be_stopped_on_the_page(browser, page, monkey
     tab.clean()
 
 
-def test_an_answer_that_comes_late_does_not_mix_into_another_list(browser, photos):
+def test_a_late_response_does_not_change_another_list(browser, photos):
     tab, held = Tab(browser, photos), []
     tab.tab.route("**/api/duplicates?*kind=identical*", lambda route: held.append(route))
     tab.tab.click("#show-duplicates")
@@ -164,6 +164,6 @@ def test_an_answer_that_comes_late_does_not_mix_into_another_list(browser, photo
     with tab.tab.expect_response(lambda answer: "kind=identical" in answer.url) as late:
         held.pop().continue_()
     late.value.finished()
-    tab.tab.evaluate("fetch('/api/info').then((answer) => answer.text())")  # by then the page has read it
+    tab.tab.evaluate("fetch('/api/info').then((answer) => answer.text())")  # wait until the page has processed it
     assert tab.tab.locator(".alike").count() == 3
     tab.clean()

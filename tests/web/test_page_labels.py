@@ -1,4 +1,4 @@
-"""Labels by clicks in a real browser: where keys go, what Undo would undo, what asks first."""
+"""Labels in a real browser: removing with confirmation, and name conflicts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from browsing import WIDTHS, Tab
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_a_label_with_marks_asks_before_it_is_removed(browser, page, size):
+def test_removing_a_label_with_marks_needs_confirmation(browser, page, size):
     page.call("/api/classes", {"name": "empty"})
     page.call("/api/classes", {"name": "reds"})
     page.call("/api/classes/2/marks", {"ids": ["red/0.png", "red/3.png"], "mark": 1})
@@ -28,12 +28,12 @@ def test_a_label_with_marks_asks_before_it_is_removed(browser, page, size):
     tab.clean()
 
 
-def test_a_name_that_is_taken_stays_in_the_field(browser, page):
+def test_a_duplicate_name_stays_in_the_input_field(browser, page):
     page.call("/api/classes", {"name": "reds"})
     tab = Tab(browser, page)
     tab.tab.fill("#class-name", "Reds")
     tab.tab.press("#class-name", "Enter")
     tab.wait("document.activeElement.id === 'class-name'")
     assert tab.tab.input_value("#class-name") == "Reds"
-    tab.problems.clear()  # the browser notes the refusal
+    tab.problems.clear()  # the browser logs the error response
     tab.clean()

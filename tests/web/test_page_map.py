@@ -1,4 +1,4 @@
-"""The map: colors, a loop around pictures, many points."""
+"""The map: layout, colors and selection by a loop."""
 
 import numpy as np
 
@@ -6,21 +6,21 @@ from browsing import Tab
 from recollect.web import layout
 
 
-def test_many_pictures_are_placed_next_to_those_that_they_are_alike(unit, monkeypatch):
+def test_similar_pictures_are_placed_together(unit, monkeypatch):
     monkeypatch.setattr(layout, "ANCHORS", 200)
     rng = np.random.default_rng(0)
     centers = unit(rng.normal(size=(4, 16)).astype(np.float32))
-    kind = rng.integers(0, 4, 500)
-    vectors = unit(centers[kind] + 0.05 * rng.normal(size=(len(kind), 16)).astype(np.float32))
-    found = layout.lay_out(vectors)
-    assert len(found.rows) == len(vectors)
-    assert 0 <= found.points.min() <= found.points.max() <= 1
-    middles = np.stack([np.median(found.points[kind == each], axis=0) for each in range(4)])
-    nearest = np.linalg.norm(found.points[:, None] - middles, axis=-1).argmin(axis=1)
-    assert (nearest == kind).mean() > 0.95
+    cluster = rng.integers(0, 4, 500)
+    vectors = unit(centers[cluster] + 0.05 * rng.normal(size=(len(cluster), 16)).astype(np.float32))
+    placed = layout.lay_out(vectors)
+    assert len(placed.rows) == len(vectors)
+    assert 0 <= placed.points.min() <= placed.points.max() <= 1
+    medians = np.stack([np.median(placed.points[cluster == each], axis=0) for each in range(4)])
+    nearest = np.linalg.norm(placed.points[:, None] - medians, axis=-1).argmin(axis=1)
+    assert (nearest == cluster).mean() > 0.95
 
 
-def test_colors_are_of_folders_or_labels(page):
+def test_colors_show_folders_or_labels(page):
     page.call("/api/classes", {"name": "reds"})
     page.call("/api/classes/1/marks", {"ids": ["red/0.png", "red/3.png"], "mark": 1})
     page.call("/api/classes/1/marks", {"ids": ["green/1.png"], "mark": -1})
@@ -33,7 +33,7 @@ def test_colors_are_of_folders_or_labels(page):
     assert set(found["groups"]) == set(range(len(found["names"])))
 
 
-def test_a_loop_selects_pictures_which_are_labeled(browser, page):
+def test_pictures_inside_a_drawn_loop_can_be_labeled(browser, page):
     tab = Tab(browser, page)
     tab.tab.click("#show-map")
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")

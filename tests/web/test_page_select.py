@@ -1,4 +1,4 @@
-"""The viewer, and what can be done with selected pictures, in a real browser with files on disk."""
+"""The viewer and actions on selected pictures, in a real browser with files on disk."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ NUMBER = 24
 
 @pytest.fixture
 def album(tmp_path):
-    """The page of two dozen pictures in a folder with an odd name."""
+    """A page of 24 pictures in a folder with special characters."""
     names, folder = list(COLORS), tmp_path / "photos/Ärger #1 100% 😀"
     folder.mkdir(parents=True)
     for number in range(NUMBER):
@@ -44,7 +44,7 @@ def names_of(tab):
     return tab.captions(NUMBER)
 
 
-def test_clicks_ranges_rectangles_and_all(browser, album):
+def test_pictures_are_selected_by_click_range_rectangle_and_shortcut(browser, album):
     tab = Tab(browser, album)
     tab.tab.hover(".tile:not([hidden]) >> nth=0")
     tab.tab.click(".tile.focus .check")
@@ -54,7 +54,7 @@ def test_clicks_ranges_rectangles_and_all(browser, album):
     selected(tab, 5)
     tiles.nth(2).click(modifiers=["Control"])
     selected(tab, 4)
-    tiles.nth(2).click()  # while some are selected, a click selects as well
+    tiles.nth(2).click()  # with a selection, a plain click also selects
     selected(tab, 5)
     assert not tab.tab.is_visible("#viewer")
     tab.tab.keyboard.press("Escape")
@@ -68,7 +68,7 @@ def test_clicks_ranges_rectangles_and_all(browser, album):
     tab.tab.mouse.move(places[1][1] + 20, places[1][0] + 80, steps=6)
     tab.tab.mouse.up()
     selected(tab, 2)
-    assert not tab.tab.is_visible("#viewer"), "a rectangle opens nothing"
+    assert not tab.tab.is_visible("#viewer"), "drawing a rectangle does not open the viewer"
     tab.tab.keyboard.press("Control+a")
     selected(tab, NUMBER)
     tab.tab.click("#select-none")
@@ -78,7 +78,7 @@ def test_clicks_ranges_rectangles_and_all(browser, album):
 
 
 def test_search_filter_viewer_label_select_and_export(browser, album):
-    """The journey of a person who looks for red pictures and takes them elsewhere."""
+    """The journey of a user who finds, labels and exports red pictures."""
     tab = Tab(browser, album)
     tab.search("red")
     tab.shows("red")
@@ -124,7 +124,7 @@ def test_search_filter_viewer_label_select_and_export(browser, album):
     tab.clean()
 
 
-def test_removing_and_deleting_ask_and_can_be_undone(browser, album):
+def test_removing_and_deleting_need_confirmation_and_can_be_undone(browser, album):
     before = photos(album)
     tab = Tab(browser, album)
     tab.tab.keyboard.press("s")
@@ -140,7 +140,7 @@ def test_removing_and_deleting_ask_and_can_be_undone(browser, album):
     tab.tab.click(".question .main")
     tab.wait("document.querySelector('.question .folders')?.textContent.includes('Ärger #1 100% 😀: 24')")
     tab.tab.click(".question button:not(.main)")
-    assert photos(album) == before, "nothing happens before the second question is answered"
+    assert photos(album) == before, "deleting needs a second confirmation"
     tab.tab.keyboard.press("Escape")
     tab.tab.keyboard.press("s")
     selected(tab, 1)
@@ -166,7 +166,7 @@ def test_removing_and_deleting_ask_and_can_be_undone(browser, album):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_the_viewer_zooms_pans_steps_and_closes_in_three_ways(browser, album, size):
+def test_the_viewer_zooms_pans_navigates_and_closes_in_three_ways(browser, album, size):
     tab = Tab(browser, album, size)
     opens = lambda: (tab.tab.click(".tile.focus img"), tab.tab.wait_for_selector("#viewer[open]"))  # noqa: E731
     opens()
@@ -189,7 +189,7 @@ def test_the_viewer_zooms_pans_steps_and_closes_in_three_ways(browser, album, si
     tab.tab.mouse.move(middle[0] + 40, middle[1] + 30, steps=4)
     tab.tab.mouse.up()
     assert tab.tab.evaluate("document.querySelector('#view').style.transform") != before
-    assert not tab.tab.evaluate(closed), "dragging is no click"
+    assert not tab.tab.evaluate(closed), "dragging does not count as a click"
     shown = tab.tab.get_attribute("#view", "src")
     tab.tab.keyboard.press("ArrowRight")
     tab.wait("shown => !document.querySelector('#view').src.endsWith(shown)", shown)
@@ -201,12 +201,12 @@ def test_the_viewer_zooms_pans_steps_and_closes_in_three_ways(browser, album, si
     tab.wait(closed)
     opens()
     tab.wait("document.querySelector('#view').naturalWidth > 0")
-    tab.tab.mouse.click(box["x"] + 3, box["y"] + box["height"] - 3)  # outside of the picture
+    tab.tab.mouse.click(box["x"] + 3, box["y"] + box["height"] - 3)  # outside the picture
     tab.wait(closed)
     tab.clean()
 
 
-def test_the_viewer_knows_the_file_and_downloads_it(browser, album):
+def test_the_viewer_shows_and_downloads_the_file(browser, album):
     tab = Tab(browser, album)
     name = tab.captions(1)[0]
     tab.tab.click(".tile.focus img")
@@ -222,8 +222,8 @@ def test_the_viewer_knows_the_file_and_downloads_it(browser, album):
     tab.clean()
 
 
-def test_one_undo_takes_back_labels_selections_and_duplicates_in_turn(album):
-    """Marks, moved files and removed duplicates share one history, whichever was last."""
+def test_marks_moves_and_removals_share_one_undo_history(album):
+    """Undo reverts the latest change of any kind."""
     before = photos(album)
     ids = [tile["id"] for tile in album.list()["tiles"]]
     (key,) = [album.call("/api/classes", {"name": "warm"})[1]["class"]]
@@ -236,9 +236,9 @@ def test_one_undo_takes_back_labels_selections_and_duplicates_in_turn(album):
     assert album.call(f"/api/classes/{key}/marks", {"ids": ids[3:5], "mark": -1})[0] == 200
     undone = []
     while album.call("/api/classes")[1]["undo"] is not None:
-        promised = album.call("/api/classes")[1]["undo"]
+        announced = album.call("/api/classes")[1]["undo"]
         answer = album.call("/api/undo", b"")[1]["undone"]
-        assert answer["do"] == promised["do"]
+        assert answer["do"] == announced["do"]
         undone.append((answer["do"], answer.get("pictures", len(answer.get("ids", [])))))
     assert undone == [("mark", 2), ("remove", 1), ("remove", 4), ("move", 2), ("mark", 3), ("class", 0)]
     assert photos(album) == before
@@ -247,19 +247,19 @@ def test_one_undo_takes_back_labels_selections_and_duplicates_in_turn(album):
     assert album.call("/api/redo", b"")[1]["redone"]["do"] == "class"
 
 
-def test_undoing_a_copy_deletes_no_copy_that_was_changed_or_is_the_only_one_left(album):
+def test_undoing_a_copy_keeps_changed_copies_and_the_only_file_left(album):
     ids, out = [tile["id"] for tile in album.list()["tiles"]][:3], album.folder.parent / "out"
     assert album.call("/api/selection/act", {"kind": "copy", "ids": ids, "folder": str(out)})[1]["files"] == 3
     changed, only, _ = sorted(out.iterdir())
     data = bytearray(changed.read_bytes())
-    data[-20] ^= 1  # of the same length
+    data[-20] ^= 1  # same length
     changed.write_bytes(data)
     next((album.folder.parent / "photos").rglob(only.name)).unlink()
     assert album.call("/api/undo", b"")[1]["undone"]["do"] == "copy"
     assert sorted(out.iterdir()) == [changed, only]
 
 
-def test_an_action_that_an_error_ends_can_be_undone(album, monkeypatch):
+def test_an_action_stopped_by_an_error_can_be_undone(album, monkeypatch):
     before, ids, left = photos(album), [tile["id"] for tile in album.list()["tiles"]], [5]
     real = transfer.move_file
 
@@ -278,14 +278,14 @@ def test_an_action_that_an_error_ends_can_be_undone(album, monkeypatch):
     assert album.call("/api/info")[1]["pictures"] == NUMBER
 
 
-def test_what_another_tab_removed_is_left_out_of_a_selection(album):
+def test_pictures_deleted_in_another_tab_are_skipped(album):
     ids, out = [tile["id"] for tile in album.list()["tiles"]][:4], str(album.folder.parent / "out")
     assert album.call("/api/selection/act", {"kind": "delete", "ids": ids[:2]})[1]["files"] == 2
     assert album.call("/api/selection/act", {"kind": "move", "ids": ids, "folder": out})[1]["files"] == 2
     assert album.call("/api/selection/act", {"kind": "move", "ids": ids[:2], "folder": out})[0] == 400
 
 
-def test_a_new_label_of_a_known_name_is_that_label_and_a_later_mark_ends_the_offer_to_undo(browser, album):
+def test_an_existing_label_name_is_reused_and_a_later_mark_hides_the_undo_button(browser, album):
     album.call("/api/classes", {"name": "warm"})
     tab = Tab(browser, album, address="/?label=1")
     tab.ready()
@@ -305,7 +305,7 @@ def test_a_new_label_of_a_known_name_is_that_label_and_a_later_mark_ends_the_off
     tab.clean()
 
 
-def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
+def test_all_pictures_of_a_filter_can_be_deleted_and_restored(browser, album):
     tab = Tab(browser, album)
     tab.filter("width > 1 and path like '%red%'")
     tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
@@ -317,8 +317,8 @@ def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
     tab.tab.click(".tile.focus .check")
     selected(tab, 8)
     tab.tab.click("#show-map")
-    tab.tab.click(".map-tools button:has-text('Select visible pictures')")  # also before the map is there
-    assert tab.tab.is_hidden("#selected"), "the map has a selection of its own"
+    tab.tab.click(".map-tools button:has-text('Select visible pictures')")  # works before the map has loaded
+    assert tab.tab.is_hidden("#selected"), "the map has its own selection"
     tab.tab.click("#show-grid")
     tab.tab.click("#selected-delete")
     tab.tab.click(".question .main")
@@ -330,11 +330,11 @@ def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
     tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
     assert tab.tab.is_hidden("#empty")
     assert len(photos(album)) == NUMBER
-    tab.problems.clear()  # the browser notes that nothing satisfied the filter
+    tab.problems.clear()  # the browser logs the empty filter
     tab.clean()
 
 
-def test_removed_and_deleted_pictures_can_be_put_back_after_a_restart(browser, album):
+def test_removed_and_deleted_pictures_can_be_restored_after_a_restart(browser, album):
     before, ids = photos(album), album.list()["tiles"]
     removed, deleted = ids[0]["id"], ids[1]["id"]
     album.call("/api/selection/act", {"kind": "remove", "ids": [removed]})

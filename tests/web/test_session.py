@@ -1,4 +1,4 @@
-"""Searches of the page: what they ask of the index, and what they keep."""
+"""How the page's searches use the index, the model and cached lists."""
 
 import threading
 
@@ -12,17 +12,17 @@ from recollect.web.requests import SearchTerm, Slice
 RED = (SearchTerm(words="red"),)
 
 
-def test_a_search_with_a_filter_lists_no_ids(shared_page, monkeypatch):
+def test_a_filtered_search_does_not_list_ids(shared_page, monkeypatch):
     monkeypatch.delattr(Index, "ids_where")
     answer = shared_page.session.answer(Slice(terms=RED, where="number < 7"))
     assert (answer["total"], len(answer["tiles"])) == (7, 7)
 
 
 @pytest.mark.parametrize("where", ["", "number < 8"])
-def test_pictures_are_looked_up_while_the_model_is_used_by_others(shared_page, monkeypatch, where):
+def test_lookups_do_not_hold_the_session_lock(shared_page, monkeypatch, where):
     session, look_up, free = shared_page.session, Index.lookup, []
 
-    def watched(index, *given, **options):
+    def lookup_with_other_thread(index, *args, **options):
         def use():
             free.append(session._lock.acquire(timeout=5))
             if free[-1]:
@@ -31,14 +31,14 @@ def test_pictures_are_looked_up_while_the_model_is_used_by_others(shared_page, m
         other = threading.Thread(target=use)
         other.start()
         other.join()
-        return look_up(index, *given, **options)
+        return look_up(index, *args, **options)
 
-    monkeypatch.setattr(Index, "lookup", watched)
+    monkeypatch.setattr(Index, "lookup", lookup_with_other_thread)
     session.answer(Slice(terms=RED, where=where))
     assert free == [True]
 
 
-def test_a_long_list_goes_on_after_its_uploaded_picture_has_expired(page, monkeypatch):
+def test_a_long_list_continues_after_its_uploaded_picture_has_expired(page, monkeypatch):
     monkeypatch.setattr("recollect.web.session._FIRST", 25)
     session = page.session
     upload = session.upload(encoded(shade(COLORS["red"], 999)))

@@ -1,4 +1,4 @@
-"""Models of the labels while other threads change marks."""
+"""Label models while other threads change marks."""
 
 import threading
 
@@ -10,7 +10,7 @@ from recollect.web.library import ShownRows
 
 @pytest.fixture
 def during_the_first_fit(monkeypatch):
-    """Calls a function in another thread when the first model has its marks, and goes on once it has ended."""
+    """Return a function that runs a change in another thread, to completion, before the first fit."""
 
     def arrange(change):
         fit, changed = ClickModel.fit, []
@@ -20,7 +20,7 @@ def during_the_first_fit(monkeypatch):
                 changed.append(threading.Thread(target=change))
                 changed[0].start()
                 changed[0].join(30)
-                assert not changed[0].is_alive(), "a change of labels does not wait for models"
+                assert not changed[0].is_alive(), "changing labels must not wait for a fit"
             return fit(model, marks)
 
         monkeypatch.setattr(ClickModel, "fit", fit_later)
@@ -28,7 +28,7 @@ def during_the_first_fit(monkeypatch):
     return arrange
 
 
-def test_marks_that_are_undone_while_labels_are_fitted_are_not_learned_from(page, during_the_first_fit):
+def test_marks_undone_during_a_fit_are_not_learned(page, during_the_first_fit):
     session = page.session
     view, reds, greens = session.library.view(), session.labels.create("reds"), session.labels.create("greens")
     for key, id in ((reds.key, "red/0.png"), (greens.key, "green/1.png"), (greens.key, "green/4.png")):
@@ -39,7 +39,7 @@ def test_marks_that_are_undone_while_labels_are_fitted_are_not_learned_from(page
     assert session.teacher.summary(greens.key, ShownRows.all(view))["yes"] == 1
 
 
-def test_a_label_that_is_removed_while_labels_are_fitted_is_left_out(page, during_the_first_fit):
+def test_a_label_removed_during_a_fit_is_left_out(page, during_the_first_fit):
     session = page.session
     reds, greens = session.labels.create("reds"), session.labels.create("greens")
     during_the_first_fit(lambda: session.labels.drop(greens.key))
@@ -47,20 +47,20 @@ def test_a_label_that_is_removed_while_labels_are_fitted_is_left_out(page, durin
     assert [each.key for each, _ in answered] == [reds.key]
 
 
-def test_marks_that_are_undone_just_before_a_label_is_fitted_are_not_learned_from(page, monkeypatch):
+def test_marks_undone_just_before_a_fit_are_not_learned(page, monkeypatch):
     session = page.session
     view, reds = session.library.view(), session.labels.create("reds")
     session.teacher.mark(reds.key, ["red/0.png"], 1)
     session.teacher.mark(reds.key, ["red/3.png"], 1)
     get, taken = session.labels.get, []
 
-    def undone_after(key):
+    def get_then_undo(key):
         found = get(key)
         if not taken:
             taken.append(session.undo())
         return found
 
-    monkeypatch.setattr(session.labels, "get", undone_after)
+    monkeypatch.setattr(session.labels, "get", get_then_undo)
     for _ in range(2):
         clicked, _ = session.teacher.ranked(reds.key, "clicked", ShownRows.all(view))
     assert clicked == ["red/0.png"]
