@@ -148,6 +148,21 @@ def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
     assert index.add(moved).unchanged == 30
 
 
+def test_a_renamed_folder_keeps_the_indexes_of_all_versions_of_the_model(photos, opened):
+    class Newer(ColorEncoder):
+        fingerprint = "newer color"
+
+    for encoder in (ColorEncoder(), Newer()):
+        page = opened(photos, encoder)
+        until(lambda page=page: count(page) == 30 and done(page))
+    page.call("/api/classes", {"name": "reds"})
+    page.call("/api/classes/1/marks", {"ids": [page.list()["tiles"][0]["id"]], "mark": 1})
+    moved = photos.rename(photos.parent / "renamed")
+    again = opened(moved, Newer())
+    assert count(again) == 30, "at once"
+    assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+
+
 def test_a_damaged_index_of_another_folder_is_left_alone(photos, opened):
     other = folders.data_directory() / "indexes" / "other-0123456789"
     other.mkdir(parents=True)

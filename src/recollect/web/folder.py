@@ -128,7 +128,7 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
 
 
 def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
-    """Reuse the index, labels and classifiers of a folder that was renamed or moved."""
+    """Reuse the indexes, labels and classifiers of a folder that was renamed or moved."""
     name = Path(folder.name).stem  # the name that `open_source` gives it
     for earlier in sorted(address.parent.glob("*")):
         try:
@@ -137,9 +137,10 @@ def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
             continue
         if moved is not None:
             source, prefix = moved
-            renamed = address.with_name(address.name + earlier.name.removeprefix(prefix))
-            os.rename(earlier, renamed)
-            relocate_source(Index.open(renamed), source, name, folder.absolute())
+            for each in sorted(address.parent.glob(f"{prefix}*")):  # one index per version of the model
+                renamed = address.with_name(address.name + each.name.removeprefix(prefix))
+                os.rename(each, renamed)
+                relocate_source(Index.open(renamed), source, name, folder.absolute())
             return
 
 
