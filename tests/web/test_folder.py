@@ -14,6 +14,7 @@ from colors import COLORS, ColorEncoder, paint
 from pages import RunningPage
 from recollect.core.errors import UserError
 from recollect.index import Index, IngestOptions, Record
+from recollect.index.transfer import move_pictures
 from recollect.web import folder as folders
 from recollect.web import serve
 
@@ -161,6 +162,19 @@ def test_a_renamed_folder_keeps_the_indexes_of_all_versions_of_the_model(photos,
     again = opened(moved, Newer())
     assert count(again) == 30, "at once"
     assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+
+
+def test_a_renamed_folder_keeps_the_places_of_moved_and_deleted_files(photos, opened):
+    index = folders.open_folder(photos, Record(3, "color"), ColorEncoder())
+    index.add(photos)
+    first, second = index.ids[:2]
+    move_pictures(index, [first], None)
+    move_pictures(index, [second], photos.parent / "out")
+    again = folders.open_folder(photos.rename(photos.parent / "renamed"), Record(3, "color"))
+    deleted, elsewhere = again.pictures([first, second])
+    assert deleted.files[0].in_trash
+    assert elsewhere.path.is_file()
+    assert elsewhere.path.parent == photos.parent / "out"
 
 
 def test_a_damaged_index_of_another_folder_is_left_alone(photos, opened):

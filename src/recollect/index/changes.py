@@ -100,9 +100,14 @@ def relocate_source(index: Any, source: str, name: str, folder: Path) -> None:
     """
 
     def relocated(file: File) -> File:
-        if file.source != source:
-            return file
-        return replace(file, source=name, place=str(folder), path=file.path and str((folder / file.key).resolve()))
+        return file if file.source != source else replace(file, source=name, place=str(folder), path=moved(file))
+
+    def moved(file: File) -> str:
+        path = Path(file.path)
+        if not file.path or path.exists():  # not a file, or moved elsewhere by the user
+            return file.path
+        inside = path.is_relative_to(file.place)  # false below a symbolic link, since paths are resolved
+        return str((folder / (path.relative_to(file.place) if inside else file.key)).resolve())
 
     def relocate(rows: Rows) -> int:
         _upsert(index, replace(rows, files=[tuple(map(relocated, files)) for files in rows.files]))
