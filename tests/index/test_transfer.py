@@ -12,7 +12,8 @@ from pictures import encoded
 from recollect.core.errors import UserError
 from recollect.core.files import move_file
 from recollect.index import Index, transfer
-from recollect.index.transfer import TRASH, Transfer, copy_pictures, move_back, move_pictures
+from recollect.index.picture import TRASH
+from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures
 
 
 @pytest.fixture

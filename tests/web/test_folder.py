@@ -177,6 +177,19 @@ def test_a_renamed_folder_keeps_the_places_of_moved_and_deleted_files(photos, op
     assert elsewhere.path.parent == photos.parent / "out"
 
 
+def test_deleted_pictures_return_after_the_folder_was_read_again(photos, opened):
+    page = opened(photos)
+    until(lambda: count(page) == 30 and done(page))
+    before = sorted(photos.rglob("*.png"))
+    id = page.list()["tiles"][0]["id"]
+    assert page.call("/api/selection/act", {"kind": "delete", "ids": [id]})[0] == 200
+    paint(photos / "later.png", COLORS["red"], 40)
+    until(lambda: count(page) == 30 and done(page))
+    assert page.call("/api/removed/restore", {"ids": [id]})[0] == 200
+    assert count(page) == 31
+    assert sorted(photos.rglob("*.png")) == sorted([*before, photos / "later.png"])
+
+
 def test_a_damaged_index_of_another_folder_is_left_alone(photos, opened):
     other = folders.data_directory() / "indexes" / "other-0123456789"
     other.mkdir(parents=True)

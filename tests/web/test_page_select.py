@@ -12,6 +12,7 @@ from colors import COLORS, ColorEncoder, shade
 from pages import start
 from pictures import encoded
 from recollect.index import Index, transfer
+from recollect.index.picture import TRASH
 
 NUMBER = 24
 
@@ -270,7 +271,7 @@ def test_an_action_stopped_by_an_error_can_be_undone(album, monkeypatch):
         return real(source, target)
 
     monkeypatch.setattr(transfer, "move_file", fails)
-    trash = album.folder.parent / "photos" / transfer.TRASH
+    trash = album.folder.parent / "photos" / TRASH
     assert album.call("/api/selection/act", {"kind": "delete", "ids": ids})[0] == 400
     assert len(list(trash.iterdir())) == 4
     assert album.call("/api/undo", b"")[1]["undone"]["do"] == "delete"

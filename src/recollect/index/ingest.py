@@ -265,15 +265,16 @@ class _Writer:
     def drop_unseen(self, whole: bool) -> None:
         """Drop outdated versions of files, and files that the source no longer has if all of it was read (``whole``).
 
-        A table may list a picture in several rows. After a partial read, versions are dropped only if as many were
-        seen as are stored, since the remaining rows may still follow.
+        Files in the trash are kept, so they can be restored. A table may list a picture in several rows. After a
+        partial read, versions are dropped only if as many were seen as are stored, since the remaining rows may still
+        follow.
         """
         gone: dict[str, set[tuple[str, str]]] = {}
         hidden, whole = 0, whole and not self._key_unknown
         for key, entries in self.files.items():
             seen = self._seen.get(key, set())
             for stamp, (id, file) in entries.items():
-                if stamp in seen or not (whole or len(seen) >= len(entries)):
+                if stamp in seen or not (whole or len(seen) >= len(entries)) or file.in_trash:
                     continue
                 if not seen and file.path and may_exist_unlisted(Path(file.path)):
                     hidden += 1
@@ -282,6 +283,9 @@ class _Writer:
         if hidden:
             note(f"{self.index.address}: kept the pictures of {hidden:,} files in folders that cannot be read now")
         stale = set[tuple[str, str]]().union(*gone.values())
-        self.report.gone += drop_files(
-            self.index, list(gone), lambda file: file.source == self.source_name and (file.key, file.stamp) in stale
-        )
+
+        def dropped(file: File) -> bool:
+            is_stale = file.source == self.source_name and (file.key, file.stamp) in stale
+            return is_stale and not file.in_trash  # it may have been deleted on the page since the start
+
+        self.report.gone += drop_files(self.index, list(gone), dropped)

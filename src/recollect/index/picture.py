@@ -17,6 +17,9 @@ from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
 PICTURE_FACTS: Mapping[str, Any] = {"width": 0, "height": 0, "taken": "", "camera": "", "folder": "", "phash": ""}
 """Facts stored for every picture, with the values for "unknown"."""
 
+TRASH = ".recollect-trash"
+"""Folder for deleted files at the top level of their source; sources skip hidden folders."""
+
 
 @dataclass(frozen=True)
 class File:
@@ -54,6 +57,12 @@ class File:
         """Folder within the source; for a top-level file the name of the source folder; "" without a file."""
         folder = Path(self.key).parent.as_posix() if self.path else ""
         return Path(self.place).name if folder == "." else folder
+
+    @property
+    def in_trash(self) -> bool:
+        """Whether the file exists in a trash folder."""
+        path = Path(self.path)
+        return path.parent.name == TRASH and path.is_file()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,7 @@ from recollect.core.files import free_file, move_file
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.changes import rename_files
 from recollect.index.index import Index
-from recollect.index.picture import File, Picture
-
-TRASH = ".recollect-trash"
-"""Folder for deleted files at the top level of their source; sources skip hidden folders."""
+from recollect.index.picture import TRASH, File, Picture
 
 _BLOCK = 2_048
 _ENDINGS = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}

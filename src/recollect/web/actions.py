@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.index.export import CocoKind, export_index
-from recollect.index.transfer import TRASH, Transfer, copy_pictures, move_back, move_pictures, trash_of
+from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, trash_of
 from recollect.web.folder import absolute
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
@@ -91,14 +91,19 @@ class Actions:
             ids = [id for id in ids if id in existing]
             if not ids:
                 raise UserError("the selected pictures are no longer in the library")
-            moved, removed = Transfer(), False
+            moved, removed = Transfer(), kind in ("remove", "delete")
+            if removed:  # before the files move, or a folder watcher may delete the pictures as missing
+                index.remove(ids)
             try:
                 if kind == "copy" and to is not None:
                     copy_pictures(index, ids, to, moved)
                 elif kind != "remove":
                     move_pictures(index, ids, to, files, moved)
-                if removed := kind in ("remove", "delete"):
-                    index.remove(ids)
+            except BaseException:
+                if removed:
+                    index.restore(ids)
+                    removed = False
+                raise
             finally:
                 if moved.files or removed:
                     self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_MAX_UNDO:]
@@ -142,8 +147,7 @@ class Actions:
         with self._lock:
             index = self.library.index
             files = [file for each in index.pictures(ids) for file in each.files]
-            trashed = [each for each in files if Path(each.path).parent.name == TRASH]
-            move_back(index, ids, [(str(Path(each.place) / each.key), each.path) for each in trashed])
+            move_back(index, ids, [(str(Path(each.place) / each.key), each.path) for each in files if each.in_trash])
             index.restore(ids)
 
     def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:
