@@ -190,6 +190,25 @@ def test_deleted_pictures_return_after_the_folder_was_read_again(photos, opened)
     assert sorted(photos.rglob("*.png")) == sorted([*before, photos / "later.png"])
 
 
+@pytest.mark.parametrize("table", ["metadata.csv", "table.csv"])
+def test_deleted_pictures_of_a_table_with_ids_return_under_their_names(photos, tmp_path, table):
+    files = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    header = "id,file_name" if table == "metadata.csv" else "id,image"
+    (photos / table).write_text("\n".join([header, *(f"n{n},{file}" for n, file in enumerate(files))]))
+    index = Index.build(photos if table == "metadata.csv" else photos / table, ColorEncoder(), out=tmp_path / "index")
+    page = serve(index.address, ColorEncoder(), port=0, wait=False)
+    try:
+        ids = index.ids[:3]
+        names = {each.id: each.path.name for each in index.pictures(ids)}
+        page.session.actions.act("delete", ids)
+        page.session.actions.restore(ids)
+        restored = Index.open(index.address).pictures(ids)
+        assert {each.id: each.path.name for each in restored} == names
+        assert all(each.path.is_file() and not each.files[0].in_trash for each in restored)
+    finally:
+        page.stop()
+
+
 def test_a_damaged_index_of_another_folder_is_left_alone(photos, opened):
     other = folders.data_directory() / "indexes" / "other-0123456789"
     other.mkdir(parents=True)

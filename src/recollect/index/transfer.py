@@ -140,6 +140,14 @@ def trash_of(file: File) -> Path:
     return (place if file.place and path.is_relative_to(place) else path.parent) / TRASH
 
 
+def before_trash(file: File) -> Path:
+    """Return where a file in the trash was before; at the top level of its source if the subfolder is not known."""
+    path, place = Path(file.path), Path(file.place)
+    top, key = path.parent.parent, Path(file.key)
+    is_path = top == place and key.suffix == path.suffix  # a key may also be an id
+    return place / key if is_path else top / path.name
+
+
 def _pictures(index: Index, ids: Sequence[str]) -> Iterator[Picture]:
     for start in range(0, len(ids), _BLOCK):
         yield from index.pictures(ids[start : start + _BLOCK])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.index.export import CocoKind, export_index
-from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, trash_of
+from recollect.index.transfer import Transfer, before_trash, copy_pictures, move_back, move_pictures, trash_of
 from recollect.web.folder import absolute
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
@@ -147,7 +147,7 @@ class Actions:
         with self._lock:
             index = self.library.index
             files = [file for each in index.pictures(ids) for file in each.files]
-            move_back(index, ids, [(str(Path(each.place) / each.key), each.path) for each in files if each.in_trash])
+            move_back(index, ids, [(str(before_trash(each)), each.path) for each in files if each.in_trash])
             index.restore(ids)
 
     def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:
