@@ -119,7 +119,7 @@ def _print(report: "CaptionReport", place: str) -> None:
     if report.gone:
         say(f"{counted(report.gone, 'picture')} skipped: the file cannot be opened", "yellow")
     if report.empty:
-        say(f"{counted(report.empty, 'picture')} skipped: the model returned an empty caption", "yellow")
+        say(f"{counted(report.empty, 'empty caption')}: the model returned no text", "yellow")
 
 
 def _is_index(address: str) -> bool:

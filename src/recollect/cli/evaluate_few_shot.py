@@ -223,7 +223,7 @@ def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
 
 def _trust_table(frame: pd.DataFrame, shots: int) -> None:
     """Print calibration and conformal sets at the largest number of shots."""
-    table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
+    table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes per set")
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
         means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # no column if no method measures it

@@ -59,7 +59,8 @@ def reads_whole(files: Sequence[Path]) -> bool:
 def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
     """Return a hash of all bytes, equal for copies; None for more than 16 GiB or 16,384 files.
 
-    The hash is cached by path, size, modification time and inode, so unchanged files are read only once, at 1–2 GB/s.
+    The hash is cached by path, size, modification and change times and inode, so unchanged files are read only once, at
+    1–2 GB/s.
 
     Args:
         name: name of the files in the progress bar.
@@ -87,7 +88,10 @@ def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
 
 
 def written_hash(files: Sequence[Path]) -> str:
-    """Return a hash of paths, sizes, modification times and inodes, which changes whenever a file is written."""
+    """Return a hash of paths, sizes, times and inodes, which changes whenever a file is written.
+
+    The change time is included because the modification time can be set back.
+    """
     return _digest(repr([_stamp(file) for file in files]))
 
 
