@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from index_rows import unit
 from recollect.classifiers.heads.methods import CANDIDATES, by_names, choose_method
 from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check, unknown_rule
 
@@ -12,7 +13,6 @@ def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):
     centers = np.random.default_rng(99).normal(size=(classes, width))
     labels = np.repeat(np.arange(classes), per_class)
     rows = centers[labels] + spread * generator.normal(size=(len(labels), width))
-    unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)  # noqa: E731
     texts = unit(centers + 0.8 * np.random.default_rng(98).normal(size=centers.shape))
     return unit(rows), labels, texts
 

@@ -157,13 +157,10 @@ def test_broken_files_are_skipped_and_listed(folders):
 
 
 def test_missing_empty_and_flat_folders_are_errors(folders, tmp_path):
-    with pytest.raises(UserError):
-        find_examples(tmp_path / "absent")
-    with pytest.raises(UserError):
-        (tmp_path / "empty").mkdir()
-        find_images(tmp_path / "empty")
-    with pytest.raises(UserError):
-        find_examples(folders / "new")
+    (tmp_path / "empty").mkdir()
+    for find, folder in ((find_examples, "absent"), (find_images, "empty"), (find_examples, "new")):
+        with pytest.raises(UserError):
+            find(tmp_path / folder)
 
 
 def test_spaces_around_a_folder_name_are_not_part_of_the_class(folders):

@@ -5,6 +5,7 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.metrics import average_precision_score
 
+from index_rows import unit
 from recollect.classifiers.clicks.active_learning import farthest_first, next_to_label
 from recollect.classifiers.clicks.cutoff import cut_off, platt, stop_rule
 from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickModel
@@ -14,7 +15,6 @@ def pool(rows=3000, classes=12, width=32, seed=0, spread=1.2):
     generator = np.random.default_rng(seed)
     centers = generator.normal(size=(classes, width))
     labels = generator.integers(classes, size=rows)
-    unit = lambda x: (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)  # noqa: E731
     text = unit(centers[0] + 2 * generator.normal(size=width))
     return unit(centers[labels] + spread * generator.normal(size=(rows, width))), labels == 0, text
 

@@ -66,7 +66,6 @@ def test_a_run_writes_model_metrics_and_recipe(trained):
     ("words", "message"),
     [
         (["siglp-tiny"], "siglip-tiny"),
-        (["siglip-tiny", "--data", "nowhere.parquet"], "nowhere.parquet"),
         (["siglip-tiny", "--data", "glyphs:letters"], "glyphs:letters: no such built-in source"),
         (["siglip-tiny", "--data", "PAIRS", "--caption-column", "words"], "words"),
         (["siglip-tiny", "--data", "PAIRS", "--model.start", "huge"], "huge"),

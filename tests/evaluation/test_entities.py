@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from index_rows import unit
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Sample
 from recollect.evaluation.entities import best_and_confidence, entities, open_entities
@@ -50,8 +51,7 @@ def test_seen_and_unseen_classes_are_scored_separately_among_all_candidates():
 
 def test_best_and_confidence_match_a_softmax_over_all_candidates(monkeypatch):
     random = np.random.default_rng(0)
-    images, texts = (random.normal(size=(n, 6)).astype(np.float32) for n in (7, 23))
-    images, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, texts))
+    images, texts = (unit(random.normal(size=(n, 6))) for n in (7, 23))
     texts[[20, 21, 9]] = texts[4], texts[4], texts[5]  # ties within and across blocks go to the first
     scores = images.astype(np.float64) @ texts.T.astype(np.float64)
     wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from index_rows import unit
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.core.errors import UserError
@@ -26,10 +27,6 @@ def quick(monkeypatch):
 
 SHOTS = (1, 2, 5)
 SEEDS = (0, 3)
-
-
-def unit(matrix):
-    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from index_rows import unit
 from recollect import cli
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, nested_supports, run_protocol
@@ -15,10 +16,6 @@ from recollect.evaluation.zero_shot import zero_shot
 
 SHOTS = ("--shots", "1", "4", "--seeds", "2")
 NAMES = np.array(["ant", "bee", "cat"])
-
-
-def unit(matrix):
-    return (matrix / np.linalg.norm(matrix, axis=-1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,6 @@ def files(world, tmp_path):
     np.save(tmp_path / "test.npy", rows[36:].astype(np.float16))
     np.save(tmp_path / "train-labels.npy", NAMES[labels[:36]])
     np.save(tmp_path / "test-labels.npy", NAMES[labels[36:]])
-    np.save(tmp_path / "texts.npy", texts)
     pq.write_table(pa.table({"embedding": list(texts[[2, 0, 1]]), "class_name": NAMES[[2, 0, 1]].tolist()}),
                    tmp_path / "texts.parquet")  # fmt: skip
     return tmp_path
@@ -68,15 +64,6 @@ def test_a_parquet_file_with_texts_matches_the_protocol(files, world, capsys):
     assert found == expected(world, methods)
     assert (result["data"], result["settings"]["classes"], result["settings"]["queries"]) == ("own", 3, 24)
     assert "proker" in capsys.readouterr().out
-
-
-def test_arrays_match_the_table_up_to_rounding(files, world):
-    features = ("--features", files / "train.npy", files / "test.npy")
-    labels = ("--feature-labels", files / "train-labels.npy", files / "test-labels.npy")
-    methods = ("zero-shot", "prototype")
-    run(*features, *labels, "--texts", files / "texts.npy", "--methods", *methods, *SHOTS, "--out", files / "out.json")
-    found, _ = figures(files / "out.json")
-    assert found == pytest.approx(expected(world, methods), abs=5)
 
 
 def test_without_texts_all_methods_but_zero_shot_use_class_means(world):

@@ -4,12 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index_rows import unit
 from recollect.evaluation import ranks as module
 from recollect.evaluation.ranks import NO_RANK, streaming_ranks
-
-
-def unit(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def brute_force(images, texts, matches):

@@ -3,7 +3,6 @@
 import os
 import shutil
 
-import numpy as np
 import pytest
 
 import guide_world
@@ -53,11 +52,6 @@ def restart():
     yield restart_page
     for stop in stops:
         stop()
-
-
-@pytest.fixture
-def unit():
-    return lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @pytest.fixture(scope="module")

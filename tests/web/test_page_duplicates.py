@@ -8,6 +8,7 @@ import pytest
 import guide_world
 from browsing import WIDTHS, Tab
 from colors import COLORS, ColorEncoder, paint
+from pages import until
 from recollect.core.progress import progress
 from recollect.index import Index
 from recollect.web import duplicates
@@ -18,11 +19,8 @@ NEAR = "/api/duplicates?kind=near-identical"
 def find_duplicates(page, address="/api/duplicates"):
     """Search for duplicates and wait for the result."""
     page.call("/api/duplicates", b"")
-    end = time.monotonic() + 60
-    while (answer := page.call(address)[1])["state"] == "running":
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return answer
+    until(lambda: page.call(address)[1]["state"] != "running")
+    return page.call(address)[1]
 
 
 @pytest.fixture

@@ -3,15 +3,15 @@
 import numpy as np
 
 from browsing import Tab
+from index_rows import unit
 from recollect.web import layout
 
 
-def test_similar_pictures_are_placed_together(unit, monkeypatch):
+def test_similar_pictures_are_placed_together(monkeypatch):
     monkeypatch.setattr(layout, "ANCHORS", 200)
     rng = np.random.default_rng(0)
-    centers = unit(rng.normal(size=(4, 16)).astype(np.float32))
-    cluster = rng.integers(0, 4, 500)
-    vectors = unit(centers[cluster] + 0.05 * rng.normal(size=(len(cluster), 16)).astype(np.float32))
+    centers, cluster = unit(rng.normal(size=(4, 16))), rng.integers(0, 4, 500)
+    vectors = unit(centers[cluster] + 0.05 * rng.normal(size=(500, 16)))
     placed = layout.lay_out(vectors)
     assert len(placed.rows) == len(vectors)
     assert 0 <= placed.points.min() <= placed.points.max() <= 1
