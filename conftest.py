@@ -23,10 +23,10 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
-from checks_of_types import begin_test, check_once, run_no_property_to_know_a_protocol
+from type_checks import begin_test, check_once, make_protocol_checks_static
 
-gc.disable()  # until all is imported: a fifth of that time went into looking for garbage
-run_no_property_to_know_a_protocol()
+gc.disable()  # during imports, a fifth of which went into garbage collection
+make_protocol_checks_static()
 check_once()
 settings.register_profile(
     "recollect", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -34,31 +34,31 @@ settings.register_profile(
 settings.load_profile("recollect")
 
 
-ROOMS_OF_USERS = {"tests/cli", "papers/tests"}
-FILES_OF_USERS = {"test_bench.py", "test_classify.py", "test_commands.py", "test_docs.py", "test_export_all.py",
+UNCHECKED_FOLDERS = {"tests/cli", "papers/tests"}
+UNCHECKED_FILES = {"test_bench.py", "test_classify.py", "test_commands.py", "test_docs.py", "test_export_all.py",
                   "test_notebooks.py", "test_package.py",
                   "test_real_runs.py", "test_resume.py", "test_trust.py"}  # fmt: skip
-"""Whole commands, pages, runs and studies: what they call is checked in the tests of the parts."""
+"""End-to-end tests of commands, pages, runs and studies; unit tests check the types of everything they call."""
 
 
-MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30
+RAM_DISK, MIN_FREE_BYTES = Path("/dev/shm"), 4 << 30
 
 
 def pytest_configure(config):
-    """Write to memory where there is room: what asks a disk 20,000 times whether it has written waits for minutes."""
-    if os.access(MEMORY_DISK, os.W_OK) and not hasattr(config, "workerinput"):
-        disk, memory = os.statvfs(MEMORY_DISK), Path("/proc/meminfo").read_text()
+    """Put temporary files in memory if it has room: on a disk, 20,000 fsyncs take minutes."""
+    if os.access(RAM_DISK, os.W_OK) and not hasattr(config, "workerinput"):
+        disk, memory = os.statvfs(RAM_DISK), Path("/proc/meminfo").read_text()
         free = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", memory)[1])
-        if min(disk.f_bavail * disk.f_frsize, free // 2) >= ROOM:
-            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
+        if min(disk.f_bavail * disk.f_frsize, free // 2) >= MIN_FREE_BYTES:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(RAM_DISK))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """One process alone imports what nobody has compiled yet: side by side, each would compile all of it."""
+    """Let one process import first where bytecode is missing; otherwise every worker would compile everything."""
     if sys.dont_write_bytecode or Path(cache_from_source(find_spec("sklearn").origin)).exists():
         return (yield)
-    with open(__file__) as file:  # whoever falls lets go of it
+    with open(__file__) as file:  # a process that dies releases the lock
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,7 +67,7 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """What is imported now stays, and need not be looked through again."""
+    """Exclude everything imported so far from garbage collection."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -75,17 +75,17 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Check no types at run time where commands run as their users run them: that took a quarter of the time there."""
+    """Turn type checks off in end-to-end tests, where they took a quarter of the time."""
     room, file = "/".join(item.path.relative_to(Path(__file__).parent).parts[:2]), item.path.name
     begin_test()
-    jaxtyping.config.update("jaxtyping_disable", room in ROOMS_OF_USERS or file in FILES_OF_USERS)
+    jaxtyping.config.update("jaxtyping_disable", room in UNCHECKED_FOLDERS or file in UNCHECKED_FILES)
     return (yield)
 
 
 def _seed(name):
-    """Seed every global generator, so that a model with random weights is the same in each run and in any order."""
+    """Seed every global generator, so random models do not depend on the order of tests."""
     import numpy as np
-    import torch  # not above: the process that only hands out tests would wait for it before it starts the others
+    import torch  # imported late, since the xdist controller never needs it and would start its workers later
 
     number = zlib.crc32(name.encode())
     random.seed(number)
@@ -106,7 +106,7 @@ def pytest_runtest_call(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How many faults of which kind the runs came through."""
+    """Report how many faults of each kind the runs survived."""
     found = [
         value
         for report in terminalreporter.stats.get("passed", [])
@@ -121,7 +121,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture
 def unchecked():
-    """Turn off the run-time check of shapes, to see the error that users without it get."""
+    """Turn off run-time shape checks, to test the errors that users see."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
@@ -133,12 +133,12 @@ REAL_DATA = Path(__file__).resolve().parents[1] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def real_files():
-    """Path of a real data file by name, or a skip that says which one is absent."""
+    """Return the path of a real data file by name, or skip the test if the file is missing."""
 
     def path(name: str) -> Path:
         file = Path(os.environ.get("RECOLLECT_REAL_DATA", REAL_DATA)) / f"{name}.parquet"
         if not file.exists():
-            pytest.skip(f"real data file {file.name} is not on this machine (set RECOLLECT_REAL_DATA to its folder)")
+            pytest.skip(f"real data file {file.name} is missing (set RECOLLECT_REAL_DATA to its folder)")
         return file
 
     return path
@@ -146,5 +146,5 @@ def real_files():
 
 @pytest.fixture
 def real_data(real_files):
-    """As `real_files`, for one test."""
+    """Function-scoped `real_files`."""
     return real_files

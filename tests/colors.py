@@ -1,4 +1,4 @@
-"""Pictures of one color, and an encoder that sees nothing else: words of colors lie where their pictures do."""
+"""Single-color pictures, and an encoder that maps a color and its name to the same vector."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ COLORS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 
 class ColorEncoder(Encoder):
-    """Embeds a picture by its mean color, around gray."""
+    """Embed a picture as its mean color relative to gray."""
 
     width = 3
     fingerprint = "color"

@@ -1,4 +1,4 @@
-"""Small random dual encoders of three families, and batches of queries over random pictures."""
+"""Small random dual encoders of three families, and episode batches over random pictures."""
 
 import copy
 
@@ -67,7 +67,7 @@ MAKERS = {"clip": _clip, "vit_bert": _vit_bert, "siglip": _siglip}
 
 @pytest.fixture(scope="session")
 def make_encoder():
-    made = {}  # each family once: a tokenizer is trained for it
+    made = {}  # one per family, since each trains a tokenizer
 
     def make(family):
         if family not in made:
@@ -91,7 +91,7 @@ def encoder(make_encoder, family):
 
 @pytest.fixture
 def make_episode_batch():
-    """A batch whose queries share pictures; some candidates may lack a caption or a picture."""
+    """Return a factory of batches whose queries share pictures; candidates may lack a caption or a picture."""
 
     def make(encoder, queries=3, k=5, pictures=7, seed=0, holes=False, repeats=False):
         generator = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def make_episode_batch():
 
 
 class Pictures(Source):
-    """A source of random pictures, some of which can be lost from disk."""
+    """Source of random pictures; those listed in `lost` raise FileNotFoundError."""
 
     kind = "caption"
     class_names = ()
@@ -156,7 +156,7 @@ def pictures():
 
 @pytest.fixture
 def make_index(pictures):
-    """An index of 24 pictures; each has its own caption unless others are given."""
+    """Return a factory of indexes over 24 pictures, with their own captions by default."""
 
     def make(encoder, captions=None):
         own = [pictures.texts(row)[0] for row in range(24)]

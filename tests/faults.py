@@ -1,8 +1,8 @@
-"""Kills, power cuts and full disks, without killing anything: every state in which one may leave a folder is noted.
+"""Simulated kills, power cuts and full disks: record every state in which a fault can leave a folder.
 
-While `recorded` is open, the folder is looked at before each change in it, and after each fsync. A process
-that is killed leaves the folder as it is then. A power cut leaves less: of a file what was fsynced, and of a folder the
-names that stood in it when the folder was fsynced; the names may also have come to the disk before the contents did.
+Inside `recorded`, the folder is captured before every change and after every fsync. A kill leaves exactly that state.
+A power cut leaves less: the fsynced contents of each file, and the names in each folder at its last fsync; names may
+also reach the disk before contents do.
 """
 
 import os
@@ -13,61 +13,60 @@ from pathlib import Path
 from typing import Literal
 
 Tree = Mapping[str, bytes | None]
-"""Contents by path below the folder; None for a folder."""
+"""File contents by relative path; None for a folder."""
 
 Fault = Literal["kill", "power cut", "power cut, names first", "power cut, half written"]
 
 _CHANGES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"})
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_listening: list = []
+_listeners: list = []
 
 
 def _hook(event: str, arguments: tuple) -> None:
-    if _listening and (event in _CHANGES or (event == "open" and _writes(arguments))):
-        _listening[-1](event, arguments)
+    if _listeners and (event in _CHANGES or (event == "open" and _writes(arguments))):
+        _listeners[-1](event, arguments)
 
 
 def _writes(arguments: tuple) -> bool:
     return len(arguments) > 2 and isinstance(arguments[2], int) and bool(arguments[2] & _WRITING)
 
 
-_hooked: list[bool] = []
+_installed: list[bool] = []
 
 
 @contextmanager
-def _listen(root: Path, hear) -> Iterator[None]:
-    """Call ``hear`` before each change of a file or folder below ``root``, but for its own."""
-    if not _hooked:  # an audit hook stays for good
+def _listen(root: Path, on_event) -> Iterator[None]:
+    """Call ``on_event`` before each change below ``root``, except changes that ``on_event`` makes itself."""
+    if not _installed:  # an audit hook cannot be removed
         sys.addaudithook(_hook)
-        _hooked.append(True)
-    deaf = []
+        _installed.append(True)
+    busy = []
 
     def listener(event: str, arguments: tuple) -> None:
-        if not deaf and any(str(root) in str(part) for part in arguments):
-            deaf.append(True)
+        if not busy and any(str(root) in str(part) for part in arguments):
+            busy.append(True)
             try:
-                hear(event, arguments)
+                on_event(event, arguments)
             finally:
-                deaf.pop()
+                busy.pop()
 
-    _listening.append(listener)
+    _listeners.append(listener)
     try:
         yield
     finally:
-        _listening.remove(listener)
+        _listeners.remove(listener)
 
 
 class Recording:
-    """What `recorded` saw.
+    """States captured by `recorded`.
 
     Attributes:
-        states: what each fault may leave, each different state once, and how many of the marks were set before it.
-            States that differ only within what was still being written, under a temporary name, count as one.
-        looked: how often the folder was looked at.
+        states: distinct states that each fault can leave, with the number of marks set before. States that differ
+            only in unfinished files under temporary names count as one.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.marks, self.looked = root, 0, 0
+        self.root, self.marks = root, 0
         self.states: dict[tuple, tuple[Fault, Tree, int]] = {}
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, tuple[int, bool]]] = {}
@@ -77,26 +76,25 @@ class Recording:
                 self._see_file(Path(folder) / name)
 
     def mark(self) -> None:
-        """Note that from now on something must be there after any fault."""
+        """Note that everything written so far must survive any fault from now on."""
         self.marks += 1
 
     def synced(self, path: Path) -> None:
         self._see_folder(path) if path.is_dir() else self._see_file(path)
 
-    def look(self, *_: object) -> None:
-        self.looked += 1
+    def capture(self, *_: object) -> None:
         for fault, tree in (
             ("kill", self._live(lambda inode, data: data)),
             ("power cut", self._durable(self.root.stat().st_ino, "")),
             ("power cut, names first", self._live(lambda inode, data: self._contents.get(inode, b""))),
             ("power cut, half written", self._live(self._half)),
         ):
-            different = tuple((name, data) for name, data in tree.items() if not _inside_temporary(name))
-            self.states.setdefault((fault, self.marks, different), (fault, tree, self.marks))
+            finished = tuple((name, data) for name, data in tree.items() if not _inside_temporary(name))
+            self.states.setdefault((fault, self.marks, finished), (fault, tree, self.marks))
 
     def _half(self, inode: int, data: bytes) -> bytes:
-        kept = self._contents.get(inode, b"")
-        return data if data == kept else data[: (len(kept) + len(data)) // 2] if data.startswith(kept) else kept
+        synced = self._contents.get(inode, b"")
+        return data if data == synced else data[: (len(synced) + len(data)) // 2] if data.startswith(synced) else synced
 
     def _see_file(self, path: Path) -> None:
         self._contents[path.stat().st_ino] = path.read_bytes()
@@ -121,33 +119,33 @@ class Recording:
 
 
 def _inside_temporary(name: str) -> bool:
-    """Whether a path names a temporary file or folder (one of each kind is as good as many), or what is in one."""
+    """Return whether a path is, or is inside, a temporary file or folder."""
     return any(part.startswith(".") and ".tmp" in part for part in name.split("/"))
 
 
 @contextmanager
 def recorded(root: Path) -> Iterator[Recording]:
-    """Note every state in which a fault may leave ``root`` while the block runs; what is there now is on the disk."""
+    """Record every state in which a fault can leave ``root`` during the block; existing files count as fsynced."""
     recording, fsync = Recording(root), os.fsync
 
-    def noted(handle: int) -> None:
+    def recorded_fsync(handle: int) -> None:
         fsync(handle)
         path = Path(os.readlink(f"/proc/self/fd/{handle}"))
         if path.is_relative_to(root) and path.exists():
             recording.synced(path)
-            recording.look()
+            recording.capture()
 
-    os.fsync = noted
+    os.fsync = recorded_fsync
     try:
-        with _listen(root, recording.look):
+        with _listen(root, recording.capture):
             yield recording
     finally:
         os.fsync = fsync
-    recording.look()
+    recording.capture()
 
 
 def write_tree(tree: Tree, root: Path) -> Path:
-    """Make a folder hold what a fault left."""
+    """Write a recorded state to a new folder."""
     root.mkdir()
     for name, data in tree.items():
         if data is None:
@@ -159,24 +157,24 @@ def write_tree(tree: Tree, root: Path) -> Path:
 
 
 class FullDisk(OSError):
-    """What the system says where there is no room."""
+    """The operating system's error for a full disk."""
 
 
 @contextmanager
 def full_disk(root: Path, after: int) -> Iterator[list[int]]:
-    """From the ``after``-th opening of a file for writing below ``root`` on, there is no room for any.
+    """Fail every open for writing below ``root`` from the ``after``-th on, as a full disk does.
 
     Yields:
-        A list that holds the number of refused openings.
+        A list that holds the number of failed opens.
     """
     count, refused = [0], [0]
 
-    def hear(event: str, arguments: tuple) -> None:
+    def on_event(event: str, arguments: tuple) -> None:
         if event == "open":
             count[0] += 1
             if count[0] >= after:
                 refused[0] += 1
                 raise FullDisk(28, "No space left on device", str(arguments[0]))
 
-    with _listen(root, hear):
+    with _listen(root, on_event):
         yield refused

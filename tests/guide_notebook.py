@@ -1,6 +1,6 @@
-"""Runs notebooks in this process: a kernel each would import everything again.
+"""Run notebooks in this process, since a kernel for each would import everything again.
 
-As a program it writes the outputs that a notebook shows: ``python tests/guide_notebook.py docs/notebooks/*.ipynb``.
+``python tests/guide_notebook.py docs/notebooks/*.ipynb`` runs notebooks and saves their outputs.
 """
 
 import contextlib
@@ -13,27 +13,27 @@ from typing import Any
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A notebook, as JSON has it."""
+    """Read a notebook as JSON."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its cells of code, in order."""
+    """Return the code cells in order."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def source(cell: dict[str, Any]) -> str:
-    """The text of a cell."""
+    """Return the text of a cell."""
     return "".join(cell["source"])
 
 
 def shown(cell: dict[str, Any]) -> str:
-    """What a cell is shown to have printed."""
+    """Return the saved output of a cell."""
     return "".join("".join(output.get("text", "")) for output in cell["outputs"])
 
 
 def run(path: Path, folder: Path) -> list[str]:
-    """What each cell of code prints, run from top to bottom in ``folder``."""
+    """Run all code cells in ``folder``, and return the output of each."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     printed, cells = [], code_cells(read(path))
     with contextlib.chdir(folder):
@@ -46,7 +46,7 @@ def run(path: Path, folder: Path) -> list[str]:
 
 
 def write(path: Path) -> None:
-    """Run a notebook and keep what it printed as its outputs."""
+    """Run a notebook and save its outputs."""
     notebook = read(path)
     with tempfile.TemporaryDirectory() as folder:
         printed = run(path, Path(folder))

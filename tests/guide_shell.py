@@ -1,4 +1,4 @@
-"""Runs the shell lines of the guides as they are printed: bash does the loops, this process runs each `recollect`."""
+"""Run the guides' shell blocks as printed: bash runs the loops, this process runs each `recollect` command."""
 
 import io
 import json
@@ -17,19 +17,19 @@ import pytest
 from recollect import cli
 from recollect.core import progress
 
-METHODS = ["zero-shot", "prototype", "tip-adapter-cv"]  # "all" trains some of the sixteen
+METHODS = ["zero-shot", "prototype", "tip-adapter-cv"]  # three fast ones; "all" has sixteen, some of them trained
 
-# Sizes of the guides, cut to what a test has time for: option, and what is put in its place.
-SMALL: dict[str, dict[str, list[str]]] = {
+# Options by command, with small values that replace the guides' own.
+SMALL_VALUES: dict[str, dict[str, list[str]]] = {
     "train": {"--steps": ["2"], "--batch-size": ["8"], "--device": ["cpu"]},
     "train reco": {"--epochs": ["1"], "--batch-size": ["8"], "--device": ["cpu"]},
     "evaluate few-shot": {"--methods": METHODS, "--shots": ["1", "2"], "--seeds": ["1"]},
     "evaluate retrieval": {"--queries": ["4"]},
 }
 
-LEFT_OUT = {"evaluate few-shot": {"--effort"}}  # of methods that tune a model, in whose place others are put
+REMOVED_OPTIONS = {"evaluate few-shot": {"--effort"}}  # an option of tuned methods, which METHODS does not have
 
-# The interpreter by its path: what stands for it on PATH may be a script that looks for one first.
+# With the interpreter's full path: `python` on PATH may be a slow wrapper script.
 _SHIM = f"""#!{sys.executable} -SE
 import json, os, socket, sys
 line = socket.socket(socket.AF_UNIX)
@@ -47,8 +47,8 @@ sys.exit(status)
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One command: its words as printed, how it ended, what it said."""
+class FinishedCommand:
+    """A finished command: its words as printed, exit status and output."""
 
     words: tuple[str, ...]
     status: int
@@ -57,51 +57,51 @@ class Ran:
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """The same command with small sizes."""
-    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in SMALL), None)
+    """Return the command with small values."""
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in SMALL_VALUES), None)
     if name is None or "--help" in words or "--features" in words or list(words) == ["train"]:
         return list(words)
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
-            skipping = word.split("=")[0] in {*SMALL[name], *LEFT_OUT.get(name, ())}
+            skipping = word.split("=")[0] in {*SMALL_VALUES[name], *REMOVED_OPTIONS.get(name, ())}
         if not skipping:
             kept.append(word)
-    only_for_methods = name == "evaluate retrieval" and "--methods" not in words
-    extra = [] if only_for_methods else [each for option, values in SMALL[name].items() for each in (option, *values)]
-    return [*kept, *extra]
+    if name == "evaluate retrieval" and "--methods" not in words:
+        return kept
+    return [*kept, *(word for option, values in SMALL_VALUES[name].items() for word in (option, *values))]
 
 
-def make_room(words: Sequence[str]) -> None:
-    """A guide tells one story; what an earlier page left where this command writes goes away first."""
+def remove_old_output(words: Sequence[str]) -> None:
+    """Remove output that an earlier page left where this command writes."""
     if words[0] in {"train", "index"} and "--out" in words and "--resume" not in words:
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
 
 
-def command(words: Sequence[str], folder: str | Path = ".") -> Ran:
-    """Run one `recollect` in this process."""
+def command(words: Sequence[str], folder: str | Path = ".") -> FinishedCommand:
+    """Run one `recollect` command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with chdir(folder), redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress.console, "_file", err)
-        make_room(words)
+        remove_old_output(words)
         try:
             status = cli.main(shortened(words))
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
-    return Ran(tuple(words), status, out.getvalue(), err.getvalue())
+    return FinishedCommand(tuple(words), status, out.getvalue(), err.getvalue())
 
 
 @dataclass
 class Shell:
-    """A bash whose `recollect` is this process."""
+    """Bash session whose `recollect` commands run in this process."""
 
     folder: Path
     scratch: Path
-    run: Callable[[Sequence[str], str], Ran] = command
-    ran: list[Ran] = field(default_factory=list)
+    run: Callable[[Sequence[str], str], FinishedCommand] = command
+    ran: list[FinishedCommand] = field(default_factory=list)
 
     def __call__(self, script: str) -> tuple[int, str]:
-        """Exit status and what a reader would see on the screen; `ran` keeps the commands."""
+        """Run a script; return its exit status and output. `ran` collects the commands."""
         path = self.scratch / "bin"
         path.mkdir(exist_ok=True)
         shim = path / "recollect"

@@ -1,4 +1,4 @@
-"""The folder in which the guides are read: every file and checkpoint they name, small and made up."""
+"""Build the folder that the guides assume: small synthetic versions of every file and checkpoint they mention."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +34,7 @@ _TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "n
 
 
 def drawing(number: int) -> Image.Image:
-    """A colored block in noise, another one for each number."""
+    """Return a colored block in noise, different for each number."""
     generator = np.random.default_rng(number)
     pixels = generator.integers(0, 90, (20, 20, 3), dtype=np.uint8)
     x, y = generator.integers(0, 10, size=2)
@@ -43,22 +43,22 @@ def drawing(number: int) -> Image.Image:
 
 
 def caption(number: int) -> str:
-    """Says which color, and one of a few nouns."""
+    """Return a caption with the color of the picture and a noun."""
     return f"a {list(COLORS)[number % 4]} {NOUNS[number % len(NOUNS)]} number {number}"
 
 
 def table(folder: Path, name: str, splits: dict[str, int], columns, first: int = 0) -> None:
-    """Write a Parquet file whose row ``i`` has picture ``first + i`` and, in each column, what its function says."""
-    counts = [split for split, count in splits.items() for _ in range(count)]
-    numbers = [first + i for i in range(len(counts))]
-    made = {column: [says(i) for i in range(len(counts))] for column, says in columns.items()}
+    """Write a Parquet file whose row ``i`` has picture ``first + i`` and, in each column, its function's value."""
+    rows = [split for split, count in splits.items() for _ in range(count)]
+    numbers = [first + i for i in range(len(rows))]
+    data = {column: [value(i) for i in range(len(rows))] for column, value in columns.items()}
     if "photo" not in columns:
-        made["image"] = [encoded(drawing(number)) for number in numbers]
-    pq.write_table(pa.table({"split": counts, **made}), folder / f"{name}.parquet")
+        data["image"] = [encoded(drawing(number)) for number in numbers]
+    pq.write_table(pa.table({"split": rows, **data}), folder / f"{name}.parquet")
 
 
 def pairs(folder: Path, name: str, splits: dict[str, int], first: int) -> None:
-    """Captions and what the guides filter by."""
+    """Write a table with captions and the columns that the guides filter by."""
     columns = {
         "captions": lambda i: [caption(first + i), f"{caption(first + i)} by the sea"],
         "year": lambda i: 2010 + i % 14,
@@ -68,33 +68,33 @@ def pairs(folder: Path, name: str, splits: dict[str, int], first: int) -> None:
 
 
 def classes(folder: Path, name: str, names: list[str], extra=None, splits=None, shots: int = 4) -> None:
-    """Labeled pictures: classes in turn, so that every split has all of them."""
+    """Write a table of labeled pictures, with every class in every split."""
     count = shots * len(names)
     columns = {
         "label": lambda i: i % len(names),
         "class_name": lambda i: names[i % len(names)],
         "captions": lambda i: [names[i % len(names)], SYNONYMS[i % len(names)]],
     }
-    table(folder, name, splits or {"train": count, "test": count}, columns | (extra or {}), first=hash_of(name))
+    table(folder, name, splits or {"train": count, "test": count}, columns | (extra or {}), first=first_number(name))
 
 
 def landmarks(folder: Path) -> None:
-    """Classes of which some are in the training split and some in the test split alone."""
+    """Write a table with disjoint classes in the training and test splits."""
     columns = {"label": lambda i: i % 6, "class_name": lambda i: NOUNS[i % 6]}
     numbers = range(36)
     splits = ["train" if i % 6 < 4 and i < 24 else "test" for i in numbers]
-    made = {column: [says(i) for i in numbers] for column, says in columns.items()}
+    data = {column: [value(i) for i in numbers] for column, value in columns.items()}
     images = [encoded(drawing(90_000 + i)) for i in numbers]
-    pq.write_table(pa.table({"image": images, "split": splits, **made}), folder / "landmarks.parquet")
+    pq.write_table(pa.table({"image": images, "split": splits, **data}), folder / "landmarks.parquet")
 
 
-def hash_of(name: str) -> int:
-    """Another part of the numbers for each set."""
+def first_number(name: str) -> int:
+    """Return the first picture number of a data set, different for each."""
     return 1000 + 97 * sum(map(ord, name))
 
 
 def emoji(folder: Path) -> None:
-    """Concepts drawn in several styles, some of them held out."""
+    """Write a table of concepts drawn in several styles, some concepts held out."""
     styles = ("twemoji", "noto", "fluent_flat", "openmoji_line", "blob", "flat")
     concepts = 8
     count = concepts * len(styles)
@@ -106,13 +106,13 @@ def emoji(folder: Path) -> None:
         "group": lambda i: ("people", "objects", "symbols", "travel & places", "activities")[i % 5],
     }
     rows = ["test" if i // len(styles) >= 6 else "train" for i in range(count)]
-    made = {column: [says(i) for i in range(count)] for column, says in columns.items()}
+    data = {column: [value(i) for i in range(count)] for column, value in columns.items()}
     images = [encoded(drawing(5000 + i)) for i in range(count)]
-    pq.write_table(pa.table({"image": images, "split": rows, **made}), folder / "emoji.parquet")
+    pq.write_table(pa.table({"image": images, "split": rows, **data}), folder / "emoji.parquet")
 
 
 def folders(root: Path, names: list[str], each: int, first: int) -> None:
-    """A folder of pictures for each class."""
+    """Write one folder of pictures per class."""
     for number in range(each * len(names)):
         place = root / names[number % len(names)]
         place.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def folders(root: Path, names: list[str], each: int, first: int) -> None:
 
 
 def checkpoint(folder: Path, seed: int = 0) -> None:
-    """Save a SigLIP with two tiny random towers, the same for the same seed, as transformers writes it."""
+    """Save a tiny random SigLIP, determined by the seed, in transformers' format."""
     tokenizer = train_unigram([caption(i) for i in range(200)], 320, 64)
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
     special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
@@ -132,25 +132,25 @@ def checkpoint(folder: Path, seed: int = 0) -> None:
         model = SiglipModel(config)
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.mul_(3.0)  # so that embeddings of two pictures differ
+                parameter.mul_(3.0)  # so the embeddings of two pictures differ
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
 def captioner(folder: Path, seed: int = 0) -> None:
-    """Save a BLIP that says random words, the same for the same seed."""
+    """Save a tiny random BLIP, determined by the seed."""
     from transformers.models.blip import image_processing_pil_blip
 
     if not hasattr(image_processing_pil_blip, "BlipImageProcessorPil"):
-        pytest.skip("this transformers reads BLIP's pictures with torchvision only")
+        pytest.skip("this transformers version needs torchvision for BLIP")
     from transformers import BlipImageProcessorPil
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *COLORS, *NOUNS])}, "[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *COLORS, *NOUNS])}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
-    words = PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     numbers = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0, "encoder_hidden_size": 16}
     text = _TOWER | numbers | {"vocab_size": len(words), "is_decoder": True, "initializer_range": 0.5}
     config = BlipConfig(text_config=text, vision_config=_TOWER | {"image_size": SIZE, "patch_size": 8})
@@ -161,7 +161,7 @@ def captioner(folder: Path, seed: int = 0) -> None:
 
 
 def make_models(folder: Path) -> None:
-    """Random checkpoints by every name the guides give one."""
+    """Save random checkpoints under every name the guides use."""
     with quiet():
         checkpoint(folder / "MODEL")
         captioner(folder / "CAPTIONER")
@@ -177,7 +177,7 @@ def make_models(folder: Path) -> None:
 
 
 def make_world(folder: Path) -> Path:
-    """Write all of it into ``folder``."""
+    """Write all files and checkpoints into ``folder``."""
     birds = ["blue_tit", "crane", "owl"]
     folders(folder / "birds" / "train", birds, 4, 100)
     folders(folder / "birds" / "test", birds, 3, 200)

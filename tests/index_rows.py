@@ -1,4 +1,4 @@
-"""Indexes of random rows on every kind of store, and an encoder of which everything is known."""
+"""Random index rows, a deterministic encoder, and small pictures."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ def unit(values):
 
 
 def make_rows(count, first=0, width=WIDTH, captions=None):
-    """Rows with every field filled; row ``i`` is the same whatever ``first`` is.
+    """Return rows with every field filled; row ``i`` does not depend on ``first``.
 
-    Row ``i`` has ``i % 4`` captions, or ``captions`` of them.
+    Row ``i`` has ``captions`` captions (default: ``i % 4``).
     """
     numbers = range(first, first + count)
     counts = [number % 4 if captions is None else captions for number in numbers]
@@ -56,7 +56,7 @@ def make_rows(count, first=0, width=WIDTH, captions=None):
 
 
 class HashEncoder(Encoder):
-    """Embeds pictures by their pixels and texts by their letters; nothing is random."""
+    """Embed pictures and texts as pseudorandom vectors seeded by their content."""
 
     def __init__(self, salt="a", width=WIDTH):
         self.salt, self.width, self.images, self.texts = salt, width, 0, 0
@@ -81,7 +81,7 @@ class HashEncoder(Encoder):
 
 @dataclass
 class Pictures(Source):
-    """Small pictures with two captions each; some may be broken, and every ``same``-th the same."""
+    """Small pictures with two captions each; some may be broken, and they may repeat every ``same`` rows."""
 
     size: int = 40
     name: str = "pictures"

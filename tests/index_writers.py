@@ -1,4 +1,4 @@
-"""What other processes do to an index in `index/test_safety.py`."""
+"""Writers that `index/test_safety.py` runs in other processes."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from recollect.index.stores import lance
 
 
 def die_at(moment):
-    """SIGKILL this process before the moment-th step of a writer."""
+    """SIGKILL this process before the writer's ``moment``-th step."""
     count = [0]
 
     def counted(function):

@@ -1,4 +1,4 @@
-"""An index of colored pictures, and its page on a free port."""
+"""Index of colored pictures, and its page on a free port."""
 
 import json
 import time
@@ -16,7 +16,7 @@ HOSTILE = '<img src=x onerror="window.hacked=1">green'
 
 
 def color_index(folder, rows=60):
-    """Red, green and blue in turn; the last caption but one is hostile, the last picture damaged."""
+    """Index red, green and blue pictures; the second-to-last caption is hostile, the last picture damaged."""
     names = list(COLORS)
     images = [shade(COLORS[names[i % 3]], i) for i in range(rows)]
     encoder = ColorEncoder()
@@ -49,7 +49,7 @@ class RunningPage:
     folder: object
 
     def call(self, path, body=None, method=None, headers=None, raw=False):
-        """Status and answer of a request, as the page's own script would make it."""
+        """Send a request as the page's script does; return its status and body."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         method = method or ("GET" if data is None else "POST")
         own = {"x-recollect": "1"} if headers is None else headers
@@ -58,13 +58,13 @@ class RunningPage:
         request = urllib.request.Request(self.address + path, data, own, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                content, status, given = answer.read(), answer.status, answer.headers
+                content, status, received = answer.read(), answer.status, answer.headers
         except urllib.error.HTTPError as error:
-            content, status, given = error.read(), error.code, error.headers
-        return status, (content, given) if raw else (json.loads(content) if content else {})
+            content, status, received = error.read(), error.code, error.headers
+        return status, (content, received) if raw else (json.loads(content) if content else {})
 
     def list(self, **ask):
-        """A list, as `POST /api/list` answers."""
+        """Return the response of `POST /api/list`."""
         status, answer = self.call("/api/list", ask)
         assert status == 200, answer
         return answer
@@ -80,7 +80,7 @@ def until(condition, seconds=60):
 
 
 def start(folder, token=None, encoder=None):
-    """Serve an index in a thread; returns the page and how to stop it."""
+    """Serve an index in a thread; return the page and a function that stops it."""
     pytest.importorskip("uvicorn", reason="needs the web extra")
     from recollect.web import Page
 

@@ -1,4 +1,4 @@
-"""Small pictures, and small sets of them in every form that can be opened."""
+"""Small pictures, and small data sets in every supported format."""
 
 import io
 import json
@@ -18,12 +18,12 @@ from recollect.data.sources import open_source
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """Arrow files that ``datasets`` makes from a test's data go away with it."""
+    """Keep the Arrow cache of ``datasets`` inside the test's temporary folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("arrow")))
 
 
 def picture(color: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
-    """A picture whose top left pixel tells which one it is."""
+    """Return a picture identified by its top left pixel."""
     pixels = np.full((size[1], size[0], 3), color, dtype=np.uint8)
     pixels[size[1] // 2 :, :, 1] = 255 - color
     return Image.fromarray(pixels)
@@ -36,7 +36,7 @@ def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
 
 
 class Make:
-    """Writes sets of pictures; picture number ``i`` has the gray level ``i`` in its corner."""
+    """Writer of small data sets; picture ``i`` has gray level ``i`` in its corner."""
 
     picture = staticmethod(picture)
     encoded = staticmethod(encoded)
@@ -45,7 +45,7 @@ class Make:
         self.folder = folder
 
     def parquet(self, columns: Mapping[str, Sequence], name: str = "set.parquet", rows: int | None = None) -> Path:
-        """A Parquet file with ``image`` bytes unless the columns have their own."""
+        """Write a Parquet file, with an ``image`` column unless one is given."""
         count = rows or len(next(iter(columns.values())))
         table = {"image": [encoded(picture(i)) for i in range(count)], **columns}
         path = self.folder / name
@@ -54,7 +54,7 @@ class Make:
         return path
 
     def tar(self, samples: Sequence[tuple[str, Mapping[str, bytes]]], name: str = "shard-000.tar") -> Path:
-        """A WebDataset shard from (key, {extension: bytes}) pairs."""
+        """Write a WebDataset shard from (key, {extension: bytes}) pairs."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(path, "w") as archive:
@@ -66,7 +66,7 @@ class Make:
         return path
 
     def pictures(self, names: Sequence[str], folder: str = "pictures") -> Path:
-        """Image files with these names (``cat/1.png``) in a new folder; the i-th has gray level i."""
+        """Write image files with the given names (``cat/1.png``) to a new folder; the i-th has gray level i."""
         root = self.folder / folder
         for i, name in enumerate(names):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def labels(make):
 
 
 def shade(sample_or_image) -> int:
-    """Which picture it is."""
+    """Return the number of the picture, i.e. its top left gray level."""
     image = getattr(sample_or_image, "image", sample_or_image)
     return int(np.asarray(image)[0, 0, 0])
 

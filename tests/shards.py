@@ -1,4 +1,4 @@
-"""Made shards, and the texts of the batches that are read of them."""
+"""Generated shards, and the texts of the batches read from them."""
 
 import io
 import tarfile

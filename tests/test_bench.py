@@ -1,4 +1,4 @@
-"""The harness of `make bench` runs as a whole, in seconds, at sizes at which its figures mean nothing."""
+"""Run the whole `make bench` harness in seconds, at sizes too small for meaningful figures."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ def bench(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_harness_measures_every_section_and_its_file_holds_its_tables(bench, tmp_path, monkeypatch):
+def test_the_harness_measures_every_section_and_saves_its_tables(bench, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "bench.json"
     bench.main(bench.Options("tiny", rounds=1, out=out))
@@ -40,17 +40,17 @@ def test_the_harness_measures_every_section_and_its_file_holds_its_tables(bench,
     assert {"SigLIxP", "Parquet of 64-px JPEGs", "tiny"} <= cells
 
 
-def test_the_kept_tables_are_those_of_the_kept_figures(bench):
-    kept = json.loads((ROOT / "results" / "bench" / "cpu.json").read_text())
-    made = [asdict(table) for table in bench.tables(kept["machine"], kept["sections"])]
-    assert json.loads(json.dumps(made)) == kept["tables"]
-    for row in kept["sections"]["objectives"]:
+def test_the_saved_tables_match_the_saved_figures(bench):
+    saved = json.loads((ROOT / "results" / "bench" / "cpu.json").read_text())
+    made = [asdict(table) for table in bench.tables(saved["machine"], saved["sections"])]
+    assert json.loads(json.dumps(made)) == saved["tables"]
+    for row in saved["sections"]["objectives"]:
         assert row["share_of_floor"] == row["seconds"]["floor"] / row["seconds"]["blockwise"]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
-def test_what_a_benchmark_imports_is_there(file):
-    """The guides print their commands; one named a class that was gone, and nothing ran it."""
+def test_everything_a_benchmark_imports_exists(file):
+    """The guides print benchmark commands that no test runs."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "recollect":
             module = importlib.import_module(node.module)

@@ -1,4 +1,4 @@
-"""What the guides print can be run: every Python block, every command (those in loops too), every link."""
+"""Everything the guides show works: Python blocks, commands (also those in loops) and links."""
 
 import ast
 import contextlib
@@ -30,17 +30,17 @@ from recollect.training import loop
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
-# Commands that no test can run, and why. Their options are still checked against the command's help.
+# Commands that cannot run in a test, and why. Their options are still checked.
 NOT_RUN = {
     r"^--suite lixp-21": "opens 21 sets on the hub",
     r"milvus://db\.example\.org": "needs a Milvus cluster; tests/index runs the same code on Milvus Lite",
     r"^index accelerate\b": "needs thousands of rows; tests/index measures it",
-    r"^serve\b": "goes on until it is stopped; tests/web drives the page",
-    r"^index watch\b": "runs until it is stopped; tests/index follows a folder",
-    r"^export\b.*--classifier": "writes five graphs; tests/classifiers writes them, and runs each against the model",
+    r"^serve\b": "runs until stopped; tests/web drives the page",
+    r"^index watch\b": "runs until stopped; tests/index watches a folder",
+    r"^export\b.*--classifier": "writes five graphs; tests/classifiers compares each with the model",
 }
-# Shell lines that are no `recollect`: they set this very environment up.
-NO_COMMAND = re.compile(
+# Shell lines that are skipped: they set up the environment rather than run `recollect`.
+SETUP_LINE = re.compile(
     r"^(recollect-papers|make|pip|python3 -m venv|source|\.venv/bin|pipx|docker|torchrun|git|uvx?|pre-commit|"
     r"mkdir -p ~)\b"
 )
@@ -48,7 +48,7 @@ NO_COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """Fenced block of a page."""
 
     page: Path
     line: int
@@ -60,7 +60,7 @@ class Block:
 
 
 def blocks(page):
-    """Every fenced block, also those inside lists, without their indentation."""
+    """Yield every fenced block, also those inside lists, without its indentation."""
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
         lines = [line.removeprefix(match[1]) for line in match[3].splitlines()]
@@ -78,7 +78,7 @@ def reason_not_to_run(words):
 
 
 def options_exist(words):
-    """Parses a command that is not run, so that its options and choices are right."""
+    """Check that the options of a command that is not run exist."""
     name, rest = cli.choose("recollect", cli.COMMANDS, words)
     typed = [word.split("=")[0] for word in rest if word.startswith("--")]
     options = list(options_of(cli.COMMANDS[name].kind))
@@ -89,7 +89,7 @@ def options_exist(words):
 def run_command(words, folder):
     if reason_not_to_run(words):
         options_exist(words)
-        return guide_shell.Ran(tuple(words), 0, "", "")
+        return guide_shell.FinishedCommand(tuple(words), 0, "", "")
     return guide_shell.command(words, folder)
 
 
@@ -100,7 +100,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def world(template, tmp_path, monkeypatch):
-    """The reader's folder: one of their own for each page."""
+    """Fresh copy of the reader's folder."""
     folder = tmp_path / "here"
     shutil.copytree(template, folder)
     monkeypatch.chdir(folder)
@@ -109,11 +109,11 @@ def world(template, tmp_path, monkeypatch):
 
 @pytest.fixture
 def names(world, template, monkeypatch):
-    """What blocks of Python may take as given: pictures, labels, embeddings and a model of the reader's own."""
-    short = recollect.train  # before it is replaced at home: the front door keeps what it once imported
+    """Variables that Python blocks may assume: the reader's pictures, labels and embeddings."""
+    original = recollect.train  # resolved before patching, since the front door caches imported names
 
     def train(recipe, *arguments, **options):
-        return short(replace(recipe, steps=2, batch_size=8), *arguments, **options)
+        return original(replace(recipe, steps=2, batch_size=8), *arguments, **options)
 
     monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(recollect, "train", train)
@@ -140,8 +140,8 @@ def names(world, template, monkeypatch):
     }
 
 
-def given(page, names):
-    """A block on sources takes its own as given."""
+def assumed_names(page, names):
+    """Return the variables that the blocks of a page may assume."""
     if page.name == "data.md":
         from recollect.data.sources import open_source
 
@@ -150,7 +150,7 @@ def given(page, names):
             "labels": open_source("eurosat.parquet", kind="label"),
         }
     if page.name == "README.md":
-        return {}  # what stands first can be pasted as it is
+        return {}  # its first block must run as pasted
     if page.name in {"indexes.md", "search.md", "few-shot.md"}:
         from recollect.models import load_model
 
@@ -158,15 +158,15 @@ def given(page, names):
     return names
 
 
-def once(script):
-    """Loops over seeds go round once: what differs is a number."""
+def single_seed(script):
+    """Shorten loops over seeds to one iteration."""
     return re.sub(r"for (\w+) in (\d+)( \d+)+;", r"for \1 in \2;", script)
 
 
 def run_shell(block, folder, scratch):
-    lines = [line for line in block.text.splitlines() if not NO_COMMAND.match(line.strip())]
+    lines = [line for line in block.text.splitlines() if not SETUP_LINE.match(line.strip())]
     shell = guide_shell.Shell(folder, scratch, run_command)
-    status, screen = shell(once("\n".join(lines)))
+    status, screen = shell(single_seed("\n".join(lines)))
     assert status == 0, f"{block}\n{screen[-1500:]}"
     return shell.ran, screen
 
@@ -185,7 +185,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 def same_output(shown, printed):
-    """Equal words; numbers equal to a hundredth part, since another processor rounds otherwise."""
+    """Return whether words are equal and numbers agree to 1%, since processors round differently."""
     shown, printed = shown.strip(), printed.strip()
     if NUMBER.sub("#", re.sub(r"\s+", " ", shown)) != NUMBER.sub("#", re.sub(r"\s+", " ", printed)):
         return False
@@ -198,11 +198,11 @@ def shell_pages():
 
 
 @pytest.mark.parametrize("page", shell_pages(), ids=lambda page: page.stem)
-def test_what_a_page_prints_runs_from_top_to_bottom_and_shows_what_it_says(page, world, names, tmp_path, monkeypatch):
-    script = types.ModuleType("guide")  # a module, so that what a page defines can be pickled, as in a script
+def test_a_page_runs_from_top_to_bottom_and_prints_the_shown_output(page, world, names, tmp_path, monkeypatch):
+    script = types.ModuleType("guide")  # a module, so that the page's definitions can be pickled, as in a script
     monkeypatch.setitem(sys.modules, script.__name__, script)
     scope, screen = vars(script), None
-    scope.update(given(page, names))
+    scope.update(assumed_names(page, names))
     for block in blocks(page):
         if block.language == "python":
             screen = run_python(block, scope)
@@ -214,7 +214,7 @@ def test_what_a_page_prints_runs_from_top_to_bottom_and_shows_what_it_says(page,
 
 
 def imports(code):
-    """Modules of recollect that some code imports from or whole."""
+    """Yield the recollect modules that a piece of code imports."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "recollect":
             yield node.module
@@ -222,9 +222,9 @@ def imports(code):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "recollect")
 
 
-def test_guides_and_notebooks_import_from_the_front_door():
+def test_guides_and_notebooks_import_only_public_names():
     rooms = {f"recollect.{name}" for name in dir(recollect) if isinstance(getattr(recollect, name), types.ModuleType)}
-    guides = [page for page in PAGES if page.name != "CONTRIBUTING.md"]  # who changes the package sees its rooms
+    guides = [page for page in PAGES if page.name != "CONTRIBUTING.md"]  # contributors import from inner modules
     pages = {str(each): each.text for page in guides for each in blocks(page) if each.language == "python"}
     cells = {
         f"{path.name}, cell {number}": guide_notebook.source(cell)
@@ -241,12 +241,12 @@ def test_every_page_is_in_the_navigation():
     assert {page for page in pages if f'"{page}"' not in text} == set()
 
 
-def test_every_fenced_block_says_what_it_is():
+def test_every_fenced_block_has_a_known_language():
     known = {"", "bash", "sh", "shell", "python", "text", "diff", "json", "yaml", "toml", "math", "dockerfile", "html"}
     assert {str(each): each.language for page in PAGES for each in blocks(page) if each.language not in known} == {}
 
 
-def test_commands_within_a_sentence_exist():
+def test_inline_commands_exist():
     found = 0
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -261,19 +261,19 @@ def test_commands_within_a_sentence_exist():
 
 
 @pytest.mark.parametrize("pattern", NOT_RUN)
-def test_what_is_not_run_is_printed_somewhere(pattern):
+def test_every_exclusion_matches_a_page(pattern):
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert re.search(pattern.removeprefix("^"), text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_within_the_project_lead_somewhere(page):
+def test_relative_links_resolve(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
 def anchors(page):
-    """What a link to a page may name behind `#`: its headings, as the site names them."""
+    """Yield the anchors of a page: its headings, slugified as the site does."""
     text = re.sub(r"^( *)```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE):
         plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
@@ -281,15 +281,15 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_anchors_are_headings(page):
+def test_linked_anchors_exist(page):
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
-        there = page.parent / target if target else page
-        if there.suffix == ".md":
-            assert anchor in set(anchors(there)), f"{target}#{anchor}"
+        linked = page.parent / target if target else page
+        if linked.suffix == ".md":
+            assert anchor in set(anchors(linked)), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("room", ["objectives", "classifiers", "core"])
-def test_examples_in_docstrings_hold(room):
+def test_docstring_examples_pass(room):
     package = importlib.import_module(f"{recollect.__name__}.{room}")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         result = doctest.testmod(importlib.import_module(module.name))

@@ -1,4 +1,4 @@
-"""What can be imported from ``recollect`` itself, and that naming it costs nothing."""
+"""The public names that ``recollect`` exports."""
 
 import ast
 import importlib
@@ -15,40 +15,40 @@ PACKAGE = Path(recollect.__file__).parent
 NAMES = sorted(recollect.__all__)
 
 
-def test_the_front_door_lists_its_names():
+def test_dir_lists_all_public_names():
     assert {*NAMES} <= {*dir(recollect)}
     assert {"Index", "load_model", "train", "few_shot"} <= {*NAMES}
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="attribute loadmodel"):
         recollect.loadmodel  # noqa: B018
 
 
-def test_type_checkers_read_the_same_names():
+def test_type_checkers_see_the_same_names():
     tree = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
-    told = {
+    declared = {
         alias.asname: f"recollect.{node.module}.{alias.name}" if node.module else f"recollect.{alias.name}"
         for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert set(told) | {"__version__"} == set(NAMES)
-    for name, place in told.items():
+    assert set(declared) | {"__version__"} == set(NAMES)
+    for name, place in declared.items():
         module, _, attribute = place.rpartition(".")
         assert getattr(importlib.import_module(module), attribute) is getattr(recollect, name)
 
 
 def names_of(node):
-    """What a statement of a module defines."""
+    """Return the names that a module-level statement defines."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
 
 
-def test_no_public_name_stands_for_two_things():
-    """Of classes, functions, types and constants."""
+def test_no_public_name_is_defined_twice():
+    """Classes, functions, types and constants."""
     places = defaultdict(list)
     for file in PACKAGE.rglob("*.py"):
         where = file.relative_to(PACKAGE).parts
@@ -59,8 +59,8 @@ def test_no_public_name_stands_for_two_things():
     assert several == {}
 
 
-def test_no_import_goes_in_a_circle():
-    """Inside a room too; imports inside functions count."""
+def test_there_are_no_circular_imports():
+    """Imports inside functions count too."""
     graph = grimp.build_graph("recollect")
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     while leaves := [module for module, wanted in imports.items() if not wanted & imports.keys()]:

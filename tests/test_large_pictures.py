@@ -1,4 +1,4 @@
-"""Large pictures are made small in the thread that decodes them: a block of whole photographs would take gigabytes."""
+"""Large pictures are resized in the decoding thread; a block of full-size photos would take gigabytes."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from recollect.training.locked import lock_source
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Four pictures of 1,200 x 900 pixels with captions, in two folders."""
+    """Folder with four captioned 1,200 x 900 pictures in two subfolders."""
     folder, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     lines = ["file_name,caption"]
     for number in range(4):
@@ -55,20 +55,20 @@ WAYS = {
 
 @pytest.mark.parametrize("change", [{}, {"resized": 40}], ids=["crop", "resized and cropped"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, change, photos, monkeypatch):
+def test_an_encoder_receives_large_pictures_at_its_input_size(way, change, photos, monkeypatch):
     model = build_model("tiny-conv", texts=["number"], seed=0)
     model.transform = replace(model.transform, **change)
     pictures = [Image.open(path) for path in sorted(photos.glob("?/*.png"), key=lambda path: path.name)]
     expected, pooled = model.embed_images(pictures).numpy(), model.pooled_images(pictures).numpy()
-    given, preprocess = [], model._preprocess
-    monkeypatch.setattr(model, "_preprocess", lambda image: given.append(image) or preprocess(image))
+    received, preprocess = [], model._preprocess
+    monkeypatch.setattr(model, "_preprocess", lambda image: received.append(image) or preprocess(image))
     found = WAYS[way](photos, model)
-    assert {np.asarray(image).shape for image in given} == {(model.transform.size,) * 2 + (3,)}
+    assert {np.asarray(image).shape for image in received} == {(model.transform.size,) * 2 + (3,)}
     if way in {"evaluation", "pairs"}:
         np.testing.assert_array_equal(found, expected)
     elif way == "locked":
         np.testing.assert_array_equal(found, pooled)
-    elif way == "classifier":  # averaged before it is resized
+    elif way == "classifier":  # resized by averaging first, so only close
         assert (found @ expected[[0, 2, 1, 3]].T).diagonal().min() > 0.98
     elif way == "index":
         numbers = [int(picture.path.stem) for picture in found.pictures(found.ids)]
@@ -76,7 +76,7 @@ def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, change, p
 
 
 @pytest.mark.parametrize("family", ["patches", "own"])
-def test_patches_are_cut_once_and_other_preprocessing_gets_the_picture(family):
+def test_patches_are_cut_once_and_custom_preprocessing_gets_the_original(family):
     picture, encoder = Image.new("RGB", (300, 200), (9, 90, 200)), HashEncoder()
     if family == "own":
         object.__setattr__(encoder, "transform", lambda image: image)

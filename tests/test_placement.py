@@ -1,4 +1,4 @@
-"""Everything runs on a device that is not the CPU, and gives the CPU's numbers."""
+"""Everything runs on a (simulated) GPU and gives the CPU's results."""
 
 import json
 import shlex
@@ -10,38 +10,38 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import one_hot
 
-from elsewhere import CARD, card
 from pictures import picture
 from recollect.cli import main
 from recollect.models import build_model
 from recollect.training.loop import train
 from recollect.training.recipes import RECIPES
+from simulated_gpu import GPU, simulated_gpu
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument", "ignore:User provided device_type of 'cuda'")
 
 
-def test_what_a_card_refuses_is_refused():
-    with card() as device:
-        away, here = torch.ones(4, 3, device=device).requires_grad_(), torch.randn(4, 3)
-        assert away.device == CARD
+def test_the_simulated_gpu_rejects_what_a_real_one_rejects():
+    with simulated_gpu() as device:
+        on_gpu, on_cpu = torch.ones(4, 3, device=device).requires_grad_(), torch.randn(4, 3)
+        assert on_gpu.device == GPU
         for wrong in (
-            lambda: away + here,
-            lambda: torch.cat([here, away]),
-            lambda: here[torch.zeros(1, dtype=torch.long, device=device)],
+            lambda: on_gpu + on_cpu,
+            lambda: torch.cat([on_cpu, on_gpu]),
+            lambda: on_cpu[torch.zeros(1, dtype=torch.long, device=device)],
             lambda: torch.randn(3, generator=torch.Generator(), device=device),
-            lambda: np.asarray(away.detach()),
+            lambda: np.asarray(on_gpu.detach()),
         ):
-            with pytest.raises((RuntimeError, TypeError), match="card"):
+            with pytest.raises((RuntimeError, TypeError), match="GPU"):
                 wrong()
-        rows = away[torch.tensor([1, 1])] * torch.tensor(2.0) @ here.to(device).T
-        (gradient,) = torch.autograd.grad(rows.cpu().sum(), away)
-        assert gradient.device == CARD
-        assert torch.allclose(gradient.cpu(), one_hot(torch.tensor([1]), 4).T * 4 * here.sum(0))
+        rows = on_gpu[torch.tensor([1, 1])] * torch.tensor(2.0) @ on_cpu.to(device).T
+        (gradient,) = torch.autograd.grad(rows.cpu().sum(), on_gpu)
+        assert gradient.device == GPU
+        assert torch.allclose(gradient.cpu(), one_hot(torch.tensor([1]), 4).T * 4 * on_cpu.sum(0))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Sixteen pictures with captions, in two classes, and a small model."""
+def workspace(tmp_path_factory):
+    """Folder of sixteen captioned pictures in two classes, and a small model."""
     folder = tmp_path_factory.mktemp("placement")
     lines = ["path,caption"]
     for name, first in (("dark", 0), ("bright", 8)):
@@ -58,22 +58,22 @@ def place(tmp_path_factory):
     ("name", "changes"),
     [("latents-siglixp", {}), ("siglixp-tiny", {"chunk": 4, "average": 0.5}), ("prefix-tiny", {})],
 )
-def test_a_run_elsewhere_gives_the_bits_of_one_here(name, changes, place, tmp_path):
+def test_training_on_a_gpu_gives_the_same_weights_as_on_the_cpu(name, changes, workspace, tmp_path):
     recipe = replace(RECIPES[name](), steps=2, batch_size=8, log_every=1, **changes)
     if not recipe.data.sources:
-        recipe = replace(recipe, data=replace(recipe.data, sources=(f"{place}/pairs.csv", f"{place}/pictures")))
-    whole = load_file(train(recipe, tmp_path / "here", device="cpu") / "model.safetensors")
-    with card() as device:
-        if "chunk" in changes:  # and goes on from a checkpoint
-            train(replace(recipe, steps=1), tmp_path / "there", device=device)
-        folder = train(recipe, tmp_path / "there", device=device, resume=True)
+        recipe = replace(recipe, data=replace(recipe.data, sources=(f"{workspace}/pairs.csv", f"{workspace}/pictures")))
+    whole = load_file(train(recipe, tmp_path / "cpu", device="cpu") / "model.safetensors")
+    with simulated_gpu() as device:
+        if "chunk" in changes:  # also resume from a checkpoint
+            train(replace(recipe, steps=1), tmp_path / "gpu", device=device)
+        folder = train(recipe, tmp_path / "gpu", device=device, resume=True)
     found = load_file(folder / "model.safetensors")
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[key], whole[key]) for key in whole)
 
 
-def test_an_index_a_fusion_and_a_classifier_made_elsewhere_are_those_made_here(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_an_index_a_fusion_and_a_classifier_are_the_same_on_gpu_and_cpu(workspace, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
 
     def make(out, device):
         for words in (
@@ -91,8 +91,8 @@ def test_an_index_a_fusion_and_a_classifier_made_elsewhere_are_those_made_here(p
         fusion = load_file(next((out / "reco" / "model").glob("*.safetensors")))
         return [(hit["id"], hit["score"]) for hit in hits], result["rows"], predicted, fusion
 
-    here = make(tmp_path / "here", "cpu")
-    with card() as device:
-        there = make(tmp_path / "there", device)
-    assert here[:3] == there[:3]
-    assert all(torch.equal(here[3][key], there[3][key]) for key in here[3])
+    on_cpu = make(tmp_path / "cpu", "cpu")
+    with simulated_gpu() as device:
+        on_gpu = make(tmp_path / "gpu", device)
+    assert on_cpu[:3] == on_gpu[:3]
+    assert all(torch.equal(on_cpu[3][key], on_gpu[3][key]) for key in on_cpu[3])

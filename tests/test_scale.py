@@ -1,4 +1,4 @@
-"""The counts that docs/scale.md derives its figures from."""
+"""The operation counts from which docs/scale.md derives its figures."""
 
 import json
 import sys
@@ -19,32 +19,30 @@ def scale(monkeypatch):
     sys.modules.pop("scale", None)
 
 
-def test_every_operation_of_the_towers_is_counted(scale):
-    """A vision transformer's, by hand: attention included, which torch's table leaves out on a CPU."""
+def test_every_operation_of_a_vision_transformer_is_counted(scale):
+    """Compare with a count by hand, including attention, which torch's counter omits on a CPU."""
     from recollect.models import build_model
 
     tower = build_model("tiny", texts=["a"]).model.vision_model
     width, layers, mlp, tokens, patch = 96, 3, 192, 16, 3 * 8 * 8
     products = tokens * patch * width + layers * tokens * (4 * width * width + 2 * width * mlp)
     attention = layers * 2 * tokens * tokens * width
-    # The pooling's one query: it asks all tokens, and goes through an MLP of its own.
+    # The pooling head: one query attends to all tokens and passes through a separate MLP.
     pooling = (2 + 2 * tokens) * width * width + 2 * tokens * width + 2 * width * mlp
     with torch.no_grad():
         counted = scale.counted(lambda: tower(torch.zeros(1, 3, 32, 32)))
     assert counted == 2 * (products + attention + pooling)
 
 
-def test_the_kept_figures_are_those_of_the_command(scale):
-    kept = json.loads((BENCHMARKS.parent / "results" / "bench" / "scale.json").read_text())
+def test_the_saved_figures_match_a_new_run(scale):
+    saved = json.loads((BENCHMARKS.parent / "results" / "bench" / "scale.json").read_text())
     options = scale.Options(preset="tiny")
     run, memory = scale.training(options), scale.memory(options, json.loads(scale.MEMORY.read_text()))
-    assert list(run) == list(kept["figures"]["run"])
-    told = kept["figures"]["run"]
-    derived = scale.run_figures(
-        scale.Options(), told
-    )  # what was counted of the large towers is what all else follows from
-    assert derived == pytest.approx({name: told[name] for name in derived})
-    width, mlp, layers, tokens, words = told["width of the embeddings"], 3072, 12, 256, 64
+    assert list(run) == list(saved["figures"]["run"])
+    figures = saved["figures"]["run"]
+    derived = scale.run_figures(scale.Options(), figures)  # recomputed from the saved counts of the large towers
+    assert derived == pytest.approx({name: figures[name] for name in derived})
+    width, mlp, layers, tokens, words = figures["width of the embeddings"], 3072, 12, 256, 64
     assert width == 768
 
     def blocks(rows):
@@ -52,14 +50,15 @@ def test_the_kept_figures_are_those_of_the_command(scale):
 
     pooling = (2 + 2 * tokens) * width**2 + 2 * tokens * width + 2 * width * mlp
     by_hand = tokens * 3 * 16 * 16 * width + blocks(tokens) + pooling + blocks(words) + width**2
-    assert told["forward FLOP a pair"] == 2 * by_hand  # ViT-B/16 at 256 px, a text tower as wide and deep
-    assert [told[f"{name}: operations of the objective by batch x rows x width"] for name in ("plain", "context")] == [
-        6, 26
-    ]  # fmt: skip
+    assert figures["forward FLOP a pair"] == 2 * by_hand  # ViT-B/16 at 256 px, a text tower as wide and deep
+    products = (
+        figures[f"{name}: operations of the objective by batch x rows x width"] for name in ("plain", "context")
+    )
+    assert list(products) == [6, 26]
     reading = json.loads(scale.READING.read_text())["figures"]["one core"]
-    assert told["pictures a second that one core prepares, measured"] == reading["ours"]
-    assert memory == pytest.approx(kept["figures"]["memory"])
-    assert kept["options"] == {**vars(scale.Options()), "out": None}
+    assert figures["pictures a second that one core prepares, measured"] == reading["ours"]
+    assert memory == pytest.approx(saved["figures"]["memory"])
+    assert saved["options"] == {**vars(scale.Options()), "out": None}
     assert memory["days to build it on one core"] > memory["hours to build that of ten million rows on one core"] / 24
     assert 0 < run["activations, bytes a pair"] < 4e6
 
@@ -69,5 +68,5 @@ def test_the_kept_figures_are_those_of_the_command(scale):
     ("base", "context", "products"),
     [("sigmoid", False, 6), ("softmax", False, 8), ("sigmoid", True, 26), ("softmax", True, 30)],
 )
-def test_each_process_makes_its_share_of_the_products(base, context, products, processes, scale):
+def test_each_process_computes_its_share_of_the_products(base, context, products, processes, scale):
     assert scale.objective_flops(base, context, 16, processes) == products

@@ -1,4 +1,4 @@
-"""The checks for people's own sources, encoders and classifiers pass ours, and find what is broken."""
+"""The checks of `recollect.testing` accept correct sources, encoders and classifiers, and reject broken ones."""
 
 from dataclasses import replace
 
@@ -17,11 +17,11 @@ from recollect_papers.worlds.arrays import ArraySource
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_of_the_worlds_keeps_the_promises(name):
+def test_every_built_in_source_passes(name):
     check_source(open_source(name), samples=4)
 
 
-def test_sources_of_sources_keep_the_promises():
+def test_composed_sources_pass():
     three = SampleList.of_pictures("three", 3)
     check_source(three)
     check_source(Subset(three, np.array([2, 0]), name="two"))
@@ -29,7 +29,7 @@ def test_sources_of_sources_keep_the_promises():
     check_source(ArraySource("arrays", np.eye(4, dtype=np.float32), np.arange(4) % 2, ("even", "odd"), "here"))
 
 
-def test_a_source_of_two_methods_is_enough():
+def test_a_source_needs_only_two_methods():
     three = SampleList.of_pictures("three", 3)
     other = SampleList.of_pictures("three", 3, seed=1)
     assert three.fingerprint == SampleList.of_pictures("three", 3).fingerprint != other.fingerprint
@@ -48,45 +48,45 @@ BROKEN_SOURCES = {
 }
 
 
-@pytest.mark.parametrize("promise", BROKEN_SOURCES)
-def test_a_broken_source_is_found(promise):
+@pytest.mark.parametrize("rule", BROKEN_SOURCES)
+def test_a_broken_source_is_rejected(rule):
     class Broken(SampleList):
         def __getitem__(self, index: int) -> Sample:
-            return BROKEN_SOURCES[promise](super().__getitem__(index))
+            return BROKEN_SOURCES[rule](super().__getitem__(index))
 
     good = SampleList.of_pictures("three", 3)
-    with pytest.raises(AssertionError, match=promise):
+    with pytest.raises(AssertionError, match=rule):
         check_source(Broken(good.name, good.samples))
 
 
-def test_encoders_keep_the_promises():
+def test_encoders_pass():
     check_encoder(HashEncoder(8))
     model = build_model("vector-mlp", texts=["a cat", "a dog"])
     check_encoder(model, [np.random.default_rng(row).normal(size=192).astype(np.float32) for row in range(3)])
 
 
-class LongEncoder(HashEncoder):
+class UnnormalizedEncoder(HashEncoder):
     def _embed(self, contents):
         return 2 * super()._embed(contents)
 
 
-class NeighborlyEncoder(HashEncoder):
+class BatchDependentEncoder(HashEncoder):
     def _embed(self, contents):
         rows = super()._embed(contents)
         return torch.nn.functional.normalize(rows + rows.sum(0), dim=1)
 
 
 @pytest.mark.parametrize(
-    ("encoder", "promise"),
-    [(LongEncoder(), "unit vectors"), (NeighborlyEncoder(), "must not depend on the other")],
+    ("encoder", "rule"),
+    [(UnnormalizedEncoder(), "unit vectors"), (BatchDependentEncoder(), "must not depend on the other")],
 )
-def test_a_broken_encoder_is_found(encoder, promise):
-    with pytest.raises(AssertionError, match=promise):
+def test_a_broken_encoder_is_rejected(encoder, rule):
+    with pytest.raises(AssertionError, match=rule):
         check_encoder(encoder)
 
 
-class Counting(EmbeddingClassifier):
-    """Counts the classes of the two nearest examples: whole numbers, with many ties."""
+class Voting(EmbeddingClassifier):
+    """Vote of the two nearest examples: integer scores with many ties."""
 
     def _fit(self, support, labels):
         self.support_, self.labels_ = support, labels
@@ -96,13 +96,13 @@ class Counting(EmbeddingClassifier):
         return np.eye(len(self.classes_), dtype=int)[self.labels_[nearest]].sum(axis=1)
 
 
-class LogCounting(Counting):
+class LogVoting(Voting):
     def _scores(self, queries):
         with np.errstate(divide="ignore"):
             return np.log(super()._scores(queries))
 
 
-def test_a_classifier_whose_scores_tie_keeps_them_and_one_with_infinite_scores_does_not():
-    check_estimator(Counting())
+def test_tied_scores_pass_and_infinite_scores_are_rejected():
+    check_estimator(Voting())
     with pytest.raises(AssertionError, match="finite"):
-        check_estimator(LogCounting())
+        check_estimator(LogVoting())

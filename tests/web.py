@@ -1,4 +1,4 @@
-"""A server of files, that answers as a store or as the Hugging Face hub does, and can be told to fail."""
+"""File server that imitates object storage and the Hugging Face hub, and can fail on demand."""
 
 import json
 import re
@@ -14,30 +14,30 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Web:
-    """What is served, what fails, and what was asked.
+    """Served files, planned failures and received requests.
 
     Attributes:
-        folder: of the files.
-        cut: for each file, how many more answers stop in the middle, as a connection that is dropped does.
-        refused: likewise, how many are 503.
-        asked: how often each was asked for.
-        ranges: whether parts of files are given.
-        version: of all files; None where none is told.
-        address: of the server.
+        folder: folder of the files.
+        cut: for each file, how many more responses break off in the middle, like a dropped connection.
+        refused: for each file, how many more responses are 503.
+        requests: number of requests for each file.
+        ranges: whether range requests are supported.
+        version: ETag of all files; None to send none.
+        address: URL of the server.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cut: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.ranges = True
         self.version: str | None = '"0"'
         self.lock = threading.Lock()
         self.address = ""
 
     def due(self, faults: Counter[str], name: str) -> bool:
-        """Whether it is this answer's turn to fail."""
+        """Return whether this response must fail, and count it."""
         with self.lock:
             due = faults[name] > 0
             faults[name] -= due
@@ -45,7 +45,7 @@ class Web:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # the length is told, so that a dropped connection can be known
+    protocol_version = "HTTP/1.1"  # responses have a length, so clients notice dropped connections
     web: Web
 
     def log_message(self, *_) -> None: ...
@@ -56,14 +56,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer(body=True)
 
-    def tell(self, value: object) -> None:
-        self.give(json.dumps(value).encode(), True, "application/json", "")
+    def send_json(self, value: object) -> None:
+        self.send(json.dumps(value).encode(), True, "application/json", "")
 
     def answer(self, body: bool) -> None:
         place = unquote(urlsplit(self.path).path)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(/revision/\w+)?", place):
             files = [file.relative_to(self.web.folder).as_posix() for file in sorted(self.web.folder.rglob("*.*"))]
-            self.tell({"id": match[1], "sha": SHA, "siblings": [{"rfilename": file} for file in files]})
+            self.send_json({"id": match[1], "sha": SHA, "siblings": [{"rfilename": file} for file in files]})
         else:
             name = re.sub(r"^/datasets/[^/]+/[^/]+/resolve/\w+/", "/", place).lstrip("/")
             file = self.web.folder / name
@@ -71,21 +71,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_error(404)
                 return
             with self.web.lock:
-                self.web.asked[name] += 1
+                self.web.requests[name] += 1
             if body and self.web.due(self.web.refused, name):
                 self.send_error(503)
                 return
-            self.give(file.read_bytes(), body, "application/octet-stream", name)
+            self.send(file.read_bytes(), body, "application/octet-stream", name)
 
-    def give(self, data: bytes, body: bool, kind: str, name: str) -> None:
+    def send(self, data: bytes, body: bool, kind: str, name: str) -> None:
         first, last, status = 0, len(data), 200
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if wanted and self.web.ranges and name:
+        requested = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if requested and self.web.ranges and name:
             status = 206
-            if wanted[1]:
-                first, last = int(wanted[1]), min(len(data), int(wanted[2] or len(data)) + 1)
+            if requested[1]:
+                first, last = int(requested[1]), min(len(data), int(requested[2] or len(data)) + 1)
             else:
-                first = len(data) - int(wanted[2])
+                first = len(data) - int(requested[2])
         part = data[first:last]
         self.send_response(status)
         self.send_header("Content-Type", kind)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from elsewhere import card
 from index_rows import make_rows, scene, unit
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.index import Duplicates, Index, duplicates
 from recollect.index.duplicates import near_rows
 from recollect.index.picture import phash_of
+from simulated_gpu import simulated_gpu
 
 WIDTH = 16
 
@@ -93,7 +93,7 @@ def test_common_hashes_are_cut_off_and_reported(index, monkeypatch):
 
 def test_the_gpu_gives_the_same_groups_and_pairs(monkeypatch):
     vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centers=100), []
-    for place in (nullcontext, card):
+    for place in (nullcontext, simulated_gpu):
         with place() as device:
             monkeypatch.setattr(duplicates, "best_device", lambda device=device: device or torch.device("cpu"))
             found.append(near_rows(vectors, np.zeros(500, dtype=np.uint64), 0.9))

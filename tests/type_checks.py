@@ -1,7 +1,7 @@
-"""The check of types at run time (``--jaxtyping-packages``), at less than half its price.
+"""Run-time type checks (``--jaxtyping-packages``) at less than half their usual cost.
 
-jaxtyping binds the arguments of every call, checks them before it and again with what it returns, and keeps the sizes
-of arrays in between. Where a signature names no array, beartype alone does the same check once.
+jaxtyping binds the arguments of every call, checks them before the call and again with the return value, and remembers
+array sizes in between. For signatures without arrays, a single beartype check is equivalent.
 """
 
 import functools
@@ -15,25 +15,25 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 from jaxtyping import _decorator
 
-as_mypy_reads_them = beartype(conf=BeartypeConf(is_pep484_tower=True))
-"""A `float` may be an int (PEP 484)."""
+beartype_like_mypy = beartype(conf=BeartypeConf(is_pep484_tower=True))
+"""Accept an int for `float`, as PEP 484 does."""
 
 
-MOST_CALLS = 50
-"""Calls of a function that are checked in one test. In a loop of thousands, later calls are like the first, and
-their checks took a tenth of the time of all tests."""
+MAX_CHECKED_CALLS = 50
+"""Maximum number of checked calls per function and test. In a loop of thousands, later calls resemble the first, and
+checking them took a tenth of the suite's time."""
 
-_begun = 0
+_test_number = 0
 
 
 def begin_test() -> None:
-    """Count the calls of every function from zero again."""
-    global _begun
-    _begun += 1
+    """Reset the call count of every function."""
+    global _test_number
+    _test_number += 1
 
 
 def needs_jaxtyping(hint) -> bool:
-    """Whether a hint has a shape in it, or a name in quotes, which may be known only to who reads the source."""
+    """Return whether a hint contains an array shape or a quoted name (which cannot be resolved here)."""
     if isinstance(hint, str | typing.ForwardRef):
         return True
     if isinstance(hint, list | tuple):  # the parameters of a Callable
@@ -44,62 +44,62 @@ def needs_jaxtyping(hint) -> bool:
 
 
 def check_once() -> None:
-    """From now on jaxtyping decorates functions whose signatures name arrays, and leaves others to beartype.
+    """Patch jaxtyping to decorate only functions whose signatures contain arrays; others get beartype alone.
 
-    A check is made when a function is first called, since most are not called by any test of a process, and it is
-    left out after `MOST_CALLS` calls in one test.
+    The check is built on the first call, since a process calls few of the functions, and skipped after
+    `MAX_CHECKED_CALLS` calls in one test.
     """
     whole, config = _decorator.jaxtyped, jaxtyping.config
-    of_code = {}
+    by_code = {}
 
     def jaxtyped(fn=_decorator._sentinel, *, typechecker=_decorator._sentinel):
         if isinstance(fn, type) and any(base.__module__.startswith("transformers.") for base in fn.__mro__):
-            return fn  # a config's __init__ also takes keywords that are no fields
+            return fn  # a config's __init__ also takes keywords that are not fields
         if callable(typechecker):
-            typechecker = as_mypy_reads_them
+            typechecker = beartype_like_mypy
         if not isinstance(fn, types.FunctionType) or not callable(typechecker):
             return whole(fn, typechecker=typechecker)
         if not fn.__annotations__:
             return fn
         checked, calls, test = None, 0, 0
 
-        def made(fn):
+        def decorate(fn):
             shapes = inspect.isgeneratorfunction(fn) or needs_jaxtyping(list(fn.__annotations__.values()))
             return whole(fn, typechecker=typechecker) if shapes else typechecker(fn)
 
         @functools.wraps(fn)
-        def either(*args, **options):
+        def lazily_checked(*args, **options):
             nonlocal checked, calls, test
-            if test != _begun:
-                test, calls = _begun, 0
+            if test != _test_number:
+                test, calls = _test_number, 0
             calls += 1
-            if calls > MOST_CALLS or config.jaxtyping_disable:
+            if calls > MAX_CHECKED_CALLS or config.jaxtyping_disable:
                 return fn(*args, **options)
             if checked is None and "<locals>" not in fn.__qualname__:
-                checked = made(fn)
+                checked = decorate(fn)
             elif checked is None:
-                if fn.__code__ not in of_code:
-                    of_code[fn.__code__] = check_of_each(fn, made)
-                checked = functools.partial(of_code[fn.__code__], fn)
+                if fn.__code__ not in by_code:
+                    by_code[fn.__code__] = shared_check(fn, decorate)
+                checked = functools.partial(by_code[fn.__code__], fn)
             return checked(*args, **options)
 
-        return either
+        return lazily_checked
 
     _decorator.jaxtyped = jaxtyping.jaxtyped = jaxtyped
 
 
-def check_of_each(first, made):
-    """One check for all functions of one code, which are made again at each call of the one around them.
+def shared_check(first, decorate):
+    """Build one check for all closures that share a code object, i.e. for every instance of an inner function.
 
     Args:
-        first: any of them.
-        made: makes the check of a function.
+        first: any of the closures.
+        decorate: adds the check to a function.
 
     Returns:
-        What calls a function, which is given first, and checks what goes in and out.
+        A function that takes a closure and its arguments, and makes a checked call.
     """
     now = threading.local()
-    cells = tuple(types.CellType() for _ in first.__closure__ or ())  # the check keeps nothing that a function holds
+    cells = tuple(types.CellType() for _ in first.__closure__ or ())  # so the check keeps no captured object alive
     hollow = types.FunctionType(first.__code__, first.__globals__, first.__name__, first.__defaults__, cells)
     hollow.__kwdefaults__, hollow.__annotations__ = first.__kwdefaults__, first.__annotations__
     hollow.__qualname__, hollow.__module__ = first.__qualname__, first.__module__
@@ -109,7 +109,7 @@ def check_of_each(first, made):
         fn, now.fn = now.fn, None
         return fn(*args, **options)
 
-    checked = made(current)
+    checked = decorate(current)
 
     def call(fn, /, *args, **options):
         now.fn = fn
@@ -118,10 +118,10 @@ def check_of_each(first, made):
     return call
 
 
-def run_no_property_to_know_a_protocol() -> None:
-    """Let `isinstance(model, Encoder)`, which the check of types asks at every call, run no property.
+def make_protocol_checks_static() -> None:
+    """Keep `isinstance(model, Encoder)`, which every type check calls, from evaluating properties.
 
-    Before Python 3.12 it runs them all, and a model's fingerprint reads every weight.
+    Before Python 3.12 it evaluates them all, and a model's fingerprint reads every weight.
     """
     if sys.version_info >= (3, 12):
         return
