@@ -25,7 +25,7 @@ from recollect.core.files import (
 from recollect.core.paths import check_writable, new_folder, resolve_stored
 
 
-def test_a_file_appears_only_when_it_is_whole(tmp_path):
+def test_a_file_appears_only_when_complete(tmp_path):
     target = tmp_path / "result.json"
     with pytest.raises(RuntimeError), atomic_path(target) as temporary:
         temporary.write_text("half")
@@ -51,12 +51,12 @@ def _by_safetensors(_):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 @pytest.mark.parametrize("write", [_by_python, _by_arrow, _by_safetensors])
-def test_a_full_disk_is_said_in_one_way_whoever_wrote(tmp_path, write):
-    """Python, Arrow and safetensors have three kinds of errors for it, and none names what was to be written."""
+def test_a_full_disk_gives_the_same_error_from_any_library(tmp_path, write):
+    """Python, Arrow and safetensors raise three kinds of errors, none of which names the target file."""
     write_text(tmp_path / "result", "old")
-    for whole in (atomic_path(tmp_path / "result"), atomic_folder(tmp_path / "folder")):
-        said = pytest.raises(UserError, match=rf"^{tmp_path}/(result|folder): the disk is full")
-        with said as caught, whole, atomic_path(tmp_path / "what is in it"):
+    for target in (atomic_path(tmp_path / "result"), atomic_folder(tmp_path / "folder")):
+        full = pytest.raises(UserError, match=rf"^{tmp_path}/(result|folder): the disk is full")
+        with full as caught, target, atomic_path(tmp_path / "inner"):
             write(Path("/dev/full"))
         assert isinstance(caught.value, OSError)
         assert caught.value.strerror == "No space left on device"
@@ -73,7 +73,7 @@ def test_a_failed_rewrite_keeps_the_old_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_a_byte_order_mark_is_no_part_of_what_was_written(tmp_path):
+def test_a_byte_order_mark_is_skipped_and_unreadable_text_is_rejected(tmp_path):
     file = tmp_path / "names"
     file.write_bytes(b"\xef\xbb\xbfcr\xc3\xa8me\r\n\n owl \n")
     assert read_text(file).startswith("crème")
@@ -91,7 +91,7 @@ def test_a_byte_order_mark_is_no_part_of_what_was_written(tmp_path):
         read_lines(tmp_path / "none", "names")
 
 
-def test_a_folder_appears_only_when_it_is_whole(tmp_path):
+def test_a_folder_appears_only_when_complete(tmp_path):
     target = tmp_path / "run"
     with pytest.raises(RuntimeError), atomic_folder(target) as temporary:
         (temporary / "weights").write_text("half")
@@ -110,7 +110,7 @@ def test_written_files_have_ordinary_permissions(tmp_path):
     (tmp_path / "b.json").write_text("1")
     with atomic_folder(tmp_path / "model") as folder, atomic_path(tmp_path / "c.json") as temporary:
         (folder / "inner").mkdir()
-        for written in (folder / "inner" / "weights", temporary):  # as safetensors does: a new file for its owner alone
+        for written in (folder / "inner" / "weights", temporary):  # replace by an owner-only file, as safetensors does
             written.unlink(missing_ok=True)
             os.close(os.open(written, os.O_CREAT, 0o600))
     ordinary = os.stat(tmp_path / "b.json").st_mode
@@ -121,8 +121,8 @@ def test_written_files_have_ordinary_permissions(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["this", "Windows"])
-def test_a_file_is_held_by_one_at_a_time(tmp_path, monkeypatch, system):
-    if system == "Windows":  # its locks are of a process and a range of bytes; here of a file that is open
+def test_a_lock_has_one_holder_at_a_time(tmp_path, monkeypatch, system):
+    if system == "Windows":  # simulated with flock; real Windows locks apply to a process and a byte range
         ours = fcntl
         kinds = {"LK_LOCK": ours.LOCK_EX, "LK_NBLCK": ours.LOCK_EX | ours.LOCK_NB, "LK_UNLCK": ours.LOCK_UN}
         monkeypatch.setitem(sys.modules, "fcntl", None)
@@ -133,35 +133,35 @@ def test_a_file_is_held_by_one_at_a_time(tmp_path, monkeypatch, system):
     other = (tmp_path / "lock").open("a+b")
     assert hold(other, wait=False)
     with locked(tmp_path / "lock", waits=other.close):
-        assert other.closed, "it was waited for"
+        assert other.closed, "must wait for the other holder"
 
 
-def test_a_relative_path_is_found_around_the_folder_that_notes_it(tmp_path, monkeypatch):
-    memory = tmp_path / "project" / "memories" / "mine"
-    memory.mkdir(parents=True)
+def test_a_stored_relative_path_is_found_in_the_parent_folders_of_the_index(tmp_path, monkeypatch):
+    index = tmp_path / "project" / "memories" / "mine"
+    index.mkdir(parents=True)
     (tmp_path / "project" / "RUN" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert (
-        resolve_stored("RUN/model", memory)
+        resolve_stored("RUN/model", index)
         == resolve_stored("RUN/model", "project/memories/mine")
         == str(tmp_path / "project/RUN/model")
     )
     for name in ("openai/clip", "", str(tmp_path / "gone")):
-        assert resolve_stored(name, memory) == name
+        assert resolve_stored(name, index) == name
     assert resolve_stored("RUN/model", "milvus://host:1/mine") == "RUN/model"
     monkeypatch.chdir(tmp_path / "project")
-    assert resolve_stored("RUN/model", tmp_path) == "RUN/model", "from here, as it was said"
+    assert resolve_stored("RUN/model", tmp_path) == "RUN/model", "relative to the current folder"
 
 
-def test_a_folder_with_something_in_it_is_refused(tmp_path):
-    (tmp_path / "kept").write_text("x")
+def test_a_nonempty_folder_is_rejected(tmp_path):
+    (tmp_path / "existing").write_text("x")
     with pytest.raises(UserError, match="already exists"):
         new_folder(tmp_path, "run")
     assert new_folder(tmp_path / "new", "run") == tmp_path / "new"
 
 
-def test_what_may_not_be_looked_at_cannot_be_written(tmp_path, monkeypatch):
-    """Of another user's home, as where a container runs under a number of one's own."""
+def test_a_folder_without_search_permission_is_reported_as_not_writable(tmp_path, monkeypatch):
+    """For example another user's home, in a container that runs under a custom user id."""
     stat_of = os.stat
 
     def stat(path, **options):
@@ -180,19 +180,19 @@ def test_what_may_not_be_looked_at_cannot_be_written(tmp_path, monkeypatch):
             check_writable(tmp_path / place, "HF_HOME")
 
 
-def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path):
+def test_an_unwritable_path_is_rejected_before_any_work(tmp_path):
     (tmp_path / "file").write_text("mine")
     check_writable(None, "--out")
     check_writable(tmp_path / "a" / "b" / "result.json", "--out")
     check_writable(tmp_path, "--out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "nothing is left there"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "the check leaves nothing behind"
     with pytest.raises(UserError, match=r"--out .*file/result.json: .*file is a file, not a folder"):
         check_writable(tmp_path / "file" / "result.json", "--out")
     with pytest.raises(UserError, match="--save /proc/none/x: cannot be written there"):
         check_writable("/proc/none/x", "--save")
 
 
-def test_a_full_disk_is_told_once_by_another_process_too():
-    told = pickle.loads(pickle.dumps(FullDiskError("runs/model")))
-    assert str(told) == str(FullDiskError("runs/model"))
-    assert told.errno == errno.ENOSPC
+def test_a_full_disk_error_survives_pickling():
+    unpickled = pickle.loads(pickle.dumps(FullDiskError("runs/model")))
+    assert str(unpickled) == str(FullDiskError("runs/model"))
+    assert unpickled.errno == errno.ENOSPC

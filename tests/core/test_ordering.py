@@ -1,16 +1,16 @@
-"""Orders of scores and groups."""
+"""Stable sorting of scores and groups."""
 
 import numpy as np
 
 from recollect.core.ordering import best_first, in_order
 
 
-def test_equal_scores_and_equal_groups_keep_their_order():
+def test_ties_keep_their_order():
     assert best_first(np.array([0.5, 0.9, 0.5, 0.9])).tolist() == [1, 3, 0, 2]
     assert in_order(np.array([2, 0, 2, 0, 1])).tolist() == [1, 3, 4, 0, 2]
 
 
-def test_scores_are_ordered_along_an_axis():
+def test_scores_are_sorted_along_an_axis():
     scores = np.array([[1.0, 3.0], [2.0, 0.0]])
     assert best_first(scores).tolist() == [[1, 0], [0, 1]]
     assert best_first(scores, axis=0).tolist() == [[1, 0], [0, 1]]

@@ -1,4 +1,4 @@
-"""Names for files and models in results, which strangers read."""
+"""Names of files and models in published results."""
 
 import pytest
 
@@ -19,11 +19,11 @@ from recollect.core.places import model_name, public_names, public_place
         ("https://me:word@host/s-{0..9}.tar?key=secret", "https://host/s-{0..9}.tar"),
     ],
 )
-def test_a_name_tells_nothing_of_the_machine(place, shown):
+def test_a_public_name_reveals_no_local_path_or_secret(place, shown):
     assert public_place(place) == shown
 
 
-def test_names_tell_places_apart():
+def test_public_names_are_unique():
     assert public_names(("/a/one/model", "/b/two/model", "x/y")) == {
         "/a/one/model": "one/model", "/b/two/model": "two/model", "x/y": "x/y",
     }  # fmt: skip
@@ -31,7 +31,7 @@ def test_names_tell_places_apart():
     assert public_names(()) == {}
 
 
-def test_a_model_is_called_the_same_however_its_place_is_spelled(tmp_path, monkeypatch):
+def test_all_spellings_of_a_path_give_the_same_model_name(tmp_path, monkeypatch):
     run, other = tmp_path / "here" / "runs" / "a" / "model", tmp_path / "there" / "a" / "model"
     for folder in (run, other):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a redirected log shows while something long runs."""
+"""Progress lines in a redirected log."""
 
 import subprocess
 import sys
@@ -13,12 +13,12 @@ SLOW = """
 import time
 from recollect.core.progress import progress
 with progress("train", 10, "steps") as counter:
-    time.sleep(4)       # a first step that takes long
+    time.sleep(4)       # a slow first step
     counter.advance(1, "loss 1")
 """
 
 
-def test_a_redirected_log_has_a_line_before_the_first_step_ends():
+def test_a_redirected_log_gets_a_line_before_the_first_step_ends():
     start = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", SLOW], stderr=subprocess.PIPE, text=True) as running:
         line = running.stderr.readline()
@@ -31,15 +31,15 @@ def test_a_redirected_log_has_a_line_before_the_first_step_ends():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test moves."""
+    """Fake clock, moved by the test."""
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(module.console, "quiet", False)
     return now
 
 
-def test_lines_come_soon_at_first_and_rarely_later(clock, capsys, monkeypatch):
-    monkeypatch.setattr(module.console, "_file", None)  # the console writes to whatever standard error is now
+def test_lines_are_frequent_at_first_and_rare_later(clock, capsys, monkeypatch):
+    monkeypatch.setattr(module.console, "_file", None)  # so it writes to the captured standard error
     with progress("embed", 1_000, "images") as counter:
         for _ in range(1_000):
             clock[0] += 1
@@ -49,7 +49,7 @@ def test_lines_come_soon_at_first_and_rarely_later(clock, capsys, monkeypatch):
     assert 30 <= len(lines) <= 45
 
 
-def test_what_takes_no_time_leaves_the_log_alone(capsys, monkeypatch):
+def test_a_fast_task_logs_nothing(capsys, monkeypatch):
     monkeypatch.setattr(module.console, "_file", None)
     with progress("embed", 10, "images") as counter:
         counter.advance(10)
