@@ -1,4 +1,4 @@
-"""The context objective and every ablation of it, against one slow reference written from the paper."""
+"""The context objective and all its ablations, compared with a slow reference written from the paper."""
 
 import math
 from dataclasses import fields
@@ -25,7 +25,7 @@ def pairs():
 
 
 def base_loss(base, images, texts, scale, bias, labels):
-    """Loops over pairs; images and texts are unit-norm."""
+    """Compute the loss pair by pair; images and texts are unit-norm."""
     count = len(images)
     logits = [[scale * images[i].dot(texts[j]) for j in range(count)] for i in range(count)]
     if base == "sigmoid":
@@ -46,7 +46,7 @@ def base_loss(base, images, texts, scale, bias, labels):
 
 
 def attend(query, keys, values, hidden, tau):
-    """One query over a list of keys, without those whose index is hidden."""
+    """Attend with one query to all keys except the hidden one."""
     seen = [j for j in range(len(keys)) if j != hidden]
     logits = torch.stack([query.dot(keys[j]) / (tau * math.sqrt(len(query))) for j in seen])
     weights = torch.softmax(logits, 0)
@@ -57,8 +57,8 @@ def stopped(options, part, tensors):
     return [tensor.detach() if options.stop_gradient in {part, "both"} else tensor for tensor in tensors]
 
 
-def shaped(objective, options, keys, values):
-    """What the learned parts make of keys and values, from their weights alone."""
+def learned_maps(objective, options, keys, values):
+    """Apply the learned parts to keys and values, using only their weights."""
     if options.layer_norm in {"keys", "both"}:
         weight, bias = objective.key_norm.weight, objective.key_norm.bias
         keys = [layer_norm(key, (WIDTH,), weight, bias) for key in keys]
@@ -76,7 +76,7 @@ def shaped(objective, options, keys, values):
 
 
 def reference(objective, images, texts, views=None, context=None, labels=None, stale=(), chosen=None):
-    """LIxP, Eq. 6, 8 and 9 with the ablations of section 4.2, row by row."""
+    """Compute LIxP, Eq. 6, 8 and 9 with the ablations of section 4.2, row by row."""
     options, base = objective.options, objective.term.base
     unit = [image / image.norm() for image in images]
     words = torch.stack([text / text.norm() for text in texts])
@@ -90,11 +90,11 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     bias_2 = 0.0 if term_2.bias is None else term_2.bias
     tau = {"all": tau_1, "context": tau_2}.get(options.tied, objective.log_tau.exp())
 
-    keyed = (lambda row: row / row.norm()) if options.normalize_keys else (lambda row: row)
-    keys = [keyed(source[j]) for j in members]
+    to_key = (lambda row: row / row.norm()) if options.normalize_keys else (lambda row: row)
+    keys = [to_key(source[j]) for j in members]
     values = [words[j] if options.values == "texts" else source[j] for j in members]
-    keys, values = shaped(objective, options, keys, values)
-    old_keys, old_values = shaped(objective, options, [keyed(row) for row in stale], list(stale))
+    keys, values = learned_maps(objective, options, keys, values)
+    old_keys, old_values = learned_maps(objective, options, [to_key(row) for row in stale], list(stale))
     keys, values = keys + old_keys, values + old_values
 
     found = []
@@ -152,7 +152,7 @@ def make(base="sigmoid", alpha=0.7, form="dense", **options):
     objective = AblatedContextObjective(
         base, alpha, ContextOptions(**options), width=WIDTH, scale=6.0, bias=-2.0, tau_context=0.3, form=form
     ).double()
-    with torch.no_grad():  # away from the special start values: identity maps, equal temperatures
+    with torch.no_grad():  # move away from identity maps and equal temperatures
         for parameter in objective.parameters():
             parameter.add_(torch.randn(parameter.shape, dtype=torch.float64) * 0.2)
     return objective
@@ -165,7 +165,7 @@ def gradients(loss, objective, inputs):
     return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves + parameters, found, strict=True)]
 
 
-def given(objective, labels=None):
+def make_inputs(objective, labels=None):
     inputs = {name: tensor.requires_grad_() for name, tensor in pairs().items()}
     wanted = {"images", "texts"} | (objective.needs & {"views", "context"})
     inputs = {name: tensor for name, tensor in inputs.items() if name in wanted}
@@ -177,7 +177,7 @@ def given(objective, labels=None):
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_every_ablation_equals_the_slow_reference_in_value_and_gradients(ablation, form, base):
     objective = make(base, form=form, **ABLATIONS[ablation])
-    inputs = given(objective, torch.tensor([0, 1, 0, -1, 2, 1, -1, 0, 3]) if base == "label" else None)
+    inputs = make_inputs(objective, torch.tensor([0, 1, 0, -1, 2, 1, -1, 0, 3]) if base == "label" else None)
     loss, report = objective(**inputs)
     expected = reference(objective, **inputs)
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
@@ -189,7 +189,7 @@ def test_every_ablation_equals_the_slow_reference_in_value_and_gradients(ablatio
 @pytest.mark.parametrize("base", ["sigmoid", "softmax", "label"])
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("duplicate_ids", [None, torch.tensor([[5], [6], [5], [7], [8], [6], [5], [9], [3]])])
-def test_without_an_ablation_it_is_the_objective_bit_for_bit(base, form, duplicate_ids):
+def test_without_ablations_it_equals_the_plain_objective_bit_for_bit(base, form, duplicate_ids):
     ablated, plain = make(base, form=form), ContextObjective(base, 0.7, form=form).double()
     plain.load_state_dict({name: value for name, value in ablated.state_dict().items() if name != "stale_count"})
     labels = torch.tensor([0, 1, 0, -1, 2, 1, -1, 0, 3]) if base == "label" else None
@@ -205,7 +205,7 @@ def test_without_an_ablation_it_is_the_objective_bit_for_bit(base, form, duplica
 
 
 @pytest.mark.parametrize("base", ["sigmoid", "softmax"])
-def test_label_smoothing_equals_soft_targets_worked_out_pair_by_pair(base):
+def test_label_smoothing_equals_explicit_soft_targets(base):
     objective = ContrastiveObjective(base, scale=6.0, bias=-2.0, smoothing=0.15).double()
     images, texts = rows(BATCH).requires_grad_(), rows(BATCH, seed=1).requires_grad_()
     loss, report = objective(images, texts)
@@ -223,15 +223,15 @@ def test_label_smoothing_equals_soft_targets_worked_out_pair_by_pair(base):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_every_option_is_covered():
+def test_the_ablations_cover_every_option():
     used = {name for options in ABLATIONS.values() for name in options} | {"stale_rows", "active_rows"}
     assert used == {field.name for field in fields(ContextOptions)}
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_a_subset_of_the_batch_masks_only_its_members(form):
+def test_with_active_rows_only_members_of_the_subset_are_masked(form):
     objective = make(form=form, active_rows=4)
-    inputs = given(objective)
+    inputs = make_inputs(objective)
     losses = []
     for seed in range(6):
         loss, _ = objective(**inputs, seed=seed)
@@ -246,7 +246,7 @@ def test_a_subset_of_the_batch_masks_only_its_members(form):
     assert len(set(losses)) > 3
 
 
-def test_a_stale_buffer_smaller_than_a_batch_keeps_its_last_rows():
+def test_a_stale_buffer_smaller_than_a_batch_keeps_the_last_rows():
     objective, inputs = make(stale_rows=3), pairs()
     for step in range(3):
         images = rows(BATCH, seed=10 + step)
@@ -258,23 +258,21 @@ def test_a_stale_buffer_smaller_than_a_batch_keeps_its_last_rows():
         assert objective.stale_duplicate_ids[:, 0].tolist() == [100 * step + place for place in places]
 
 
-def test_the_stale_buffer_is_part_of_the_state():
+def test_the_stale_buffer_is_part_of_the_state_dict():
     first, second, unmarked = make(stale_rows=5), make(stale_rows=5), make(stale_rows=5)
     texts, duplicate_ids = rows(BATCH, seed=1), torch.arange(BATCH)[:, None]
     first(rows(BATCH), texts, duplicate_ids=duplicate_ids)
     second.load_state_dict(first.state_dict())
     before = {name: value for name, value in first.state_dict().items() if name != "stale_duplicate_ids"}
-    unmarked.load_state_dict(before)  # as it was saved where no duplicate_ids were given
+    unmarked.load_state_dict(before)  # a state saved without duplicate_ids
     images = rows(BATCH, seed=8)
     losses = [each(images, texts, duplicate_ids=duplicate_ids)[0] for each in (first, second, unmarked)]
     assert torch.equal(losses[0], losses[1])
-    assert not torch.isclose(losses[0], losses[2]), (
-        "rows whose duplicate_ids are known are hidden from their new selves"
-    )
+    assert not torch.isclose(losses[0], losses[2]), "stale copies of a row with known duplicate_ids are masked"
 
 
-def test_without_a_mask_a_sharp_look_up_finds_itself_and_nothing_else():
-    inputs = given(make())
+def test_without_a_mask_a_sharp_lookup_attends_only_to_itself():
+    inputs = make_inputs(make())
     with_context = make(mask=False)
     with torch.no_grad():
         with_context.log_tau.fill_(math.log(1e-4))
@@ -288,18 +286,18 @@ def test_without_a_mask_a_sharp_look_up_finds_itself_and_nothing_else():
 
 
 @pytest.mark.parametrize("base", ["sigmoid", "softmax"])
-def test_alpha_one_is_the_plain_objective(base):
+def test_alpha_one_equals_the_plain_objective(base):
     objective = make(base, alpha=1.0)
     plain = ContrastiveObjective(base).double()
     plain.term.load_state_dict(objective.term.state_dict())
-    inputs = given(objective)
+    inputs = make_inputs(objective)
     torch.testing.assert_close(objective(**inputs)[0], plain(**inputs)[0])
 
 
-def test_temperatures_are_set_apart_from_ordinary_parameters():
+def test_temperatures_are_listed_separately():
     objective = make(value_head=1, layer_norm="both", augmented="none")
-    apart = {id(parameter) for parameter in objective.temperatures()}
-    named = {name for name, parameter in objective.named_parameters() if id(parameter) in apart}
+    temperatures = {id(parameter) for parameter in objective.temperatures()}
+    named = {name for name, parameter in objective.named_parameters() if id(parameter) in temperatures}
     assert named == {"term.log_scale", "term.bias", "context_term.log_scale", "context_term.bias", "log_tau"}
     frozen = make(freeze_temperature=True)
     assert not any(parameter is frozen.log_tau for parameter in frozen.temperatures())
@@ -307,7 +305,7 @@ def test_temperatures_are_set_apart_from_ordinary_parameters():
     assert len(tied.temperatures()) == 3  # one shared scale, two biases
 
 
-def test_start_values_are_the_papers():
+def test_initial_values_match_the_paper():
     _, report = ContextObjective()(rows(4), rows(4, seed=1))
     expected = {"scale": 10.0, "scale_context": 10.0, "tau_context": 1.0, "bias": -10.0, "bias_context": -10.0}
     assert {name: pytest.approx(report[name].item(), rel=1e-6) for name in expected} == expected
@@ -333,13 +331,13 @@ def test_start_values_are_the_papers():
         {"residual": True, "tied": "scales"},
     ],
 )
-def test_options_that_contradict_each_other_are_refused(wrong):
+def test_contradictory_options_are_rejected(wrong):
     with pytest.raises(ValueError):
         ContextOptions(**wrong)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_missing_is_named():
+def test_errors_name_the_invalid_or_missing_input():
     with pytest.raises(ValueError, match="alpha"):
         ContextObjective(alpha=1.2)
     with pytest.raises(ValueError, match="width"):
@@ -354,8 +352,8 @@ def test_what_is_missing_is_named():
         make()(rows(1), rows(1))
 
 
-def retained(function):
-    """Numbers that autograd keeps for the backward pass, each storage counted once."""
+def saved_numbers(function):
+    """Count the numbers that autograd saves for the backward pass, each storage once."""
     kept = {}
 
     def keep(tensor):
@@ -370,17 +368,14 @@ def retained(function):
 
 
 @pytest.mark.parametrize("base", ["sigmoid", "softmax"])
-def test_the_blockwise_objective_keeps_at_most_eight_numbers_for_each_entry(base):
+def test_the_blockwise_objective_saves_at_most_eight_numbers_per_entry(base):
     count, width = 600, 32
     objective = ContextObjective(base, form="blockwise")
     images, texts = torch.randn(count, width).requires_grad_(), torch.randn(count, width).requires_grad_()
-    kept = retained(lambda: objective(images, texts)[0])
+    kept = saved_numbers(lambda: objective(images, texts)[0])
     assert kept <= 8 * count * width
-    dense = retained(lambda: ContextObjective(base, form="dense")(images, texts)[0])
+    dense = saved_numbers(lambda: ContextObjective(base, form="dense")(images, texts)[0])
     assert dense > 3 * count * count
-
-
-# --- ablations that were once ignored, or fell -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
@@ -390,28 +385,28 @@ def test_stale_rows_are_remembered_and_learned_from_step_after_step(more, form):
     objective, past = make(form=form, stale_rows=BATCH + 3, **more), []
     for step in range(4):
         count = BATCH - step % 3
-        given = {"images": rows(count, seed=10 + step), "texts": rows(count, seed=1)}
-        expected = reference(objective, **given, stale=past)
-        loss, _ = objective(**given)
+        inputs = {"images": rows(count, seed=10 + step), "texts": rows(count, seed=1)}
+        expected = reference(objective, **inputs, stale=past)
+        loss, _ = objective(**inputs)
         torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
         loss.backward()
-        past = (past + list(given["images"]))[-objective.options.stale_rows :]
-        # The oldest row stands where the next one will be written; an attention does not see the order.
+        past = (past + list(inputs["images"]))[-objective.options.stale_rows :]
+        # Compare as sets: the buffer is circular, and attention ignores the order.
         assert {tuple(row.tolist()) for row in objective.stale[: len(past)]} == {tuple(row.tolist()) for row in past}
     before = objective.eval().stale.clone()
-    objective(**given)
+    objective(**inputs)
     assert torch.equal(objective.stale, before)
 
 
 # --- copies of one sample in a batch -----------------------------------------------------------------------------
 
-MARKS = torch.tensor([[5], [6], [5], [7], [8], [6], [5], [9], [3]])
+DUPLICATE_IDS = torch.tensor([[5], [6], [5], [7], [8], [6], [5], [9], [3]])
 
 
 def without_copies(objective, images, texts, duplicate_ids, labels, past=()):
-    """The reference on a batch with copies: loops that leave them out, of a pair's negatives and of a row's context.
+    """Compute the loss of a batch with copies, excluding them from a pair's negatives and a row's context.
 
-    ``past`` holds stale rows, each with its duplicate_ids.
+    ``past`` holds stale rows with their duplicate_ids.
     """
     options, count = objective.options, len(images)
     copy = [[i != j and bool((duplicate_ids[i] == duplicate_ids[j]).any()) for j in range(count)] for i in range(count)]
@@ -458,19 +453,22 @@ def without_copies(objective, images, texts, duplicate_ids, labels, past=()):
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("mask", [True, False])
 @pytest.mark.parametrize("base", ["sigmoid", "softmax", "label"])
-@pytest.mark.parametrize("duplicate_ids", [MARKS, torch.cat([MARKS, MARKS.flip(0)], 1), torch.full_like(MARKS, 2)])
+@pytest.mark.parametrize(
+    "duplicate_ids",
+    [DUPLICATE_IDS, torch.cat([DUPLICATE_IDS, DUPLICATE_IDS.flip(0)], 1), torch.full_like(DUPLICATE_IDS, 2)],
+)
 def test_copies_are_neither_negatives_nor_context(base, mask, duplicate_ids, form, monkeypatch):
     monkeypatch.setattr("recollect.objectives.context.tile_size", lambda device: 4)
     monkeypatch.setattr("recollect.objectives.sigmoid.tile_size", lambda device: 4)
     monkeypatch.setattr("recollect.objectives.softmax.tile_size", lambda device: 4)
     objective = make(base, mask=mask)
     objective.form = objective.term.form = form
-    given = {"images": rows(BATCH).requires_grad_(), "texts": rows(BATCH, seed=1).requires_grad_()}
+    inputs = {"images": rows(BATCH).requires_grad_(), "texts": rows(BATCH, seed=1).requires_grad_()}
     labels = torch.tensor([0, 1, 0, -1, -1, 2, -1, 1, -1]) if base == "label" else None
-    expected = without_copies(objective, **given, duplicate_ids=duplicate_ids, labels=labels)
-    leaves = [*given.values(), *objective.parameters()]
+    expected = without_copies(objective, **inputs, duplicate_ids=duplicate_ids, labels=labels)
+    leaves = [*inputs.values(), *objective.parameters()]
     wanted = torch.autograd.grad(expected, leaves, allow_unused=True, materialize_grads=True)
-    loss, report = objective(**given, duplicate_ids=duplicate_ids, labels=labels)
+    loss, report = objective(**inputs, duplicate_ids=duplicate_ids, labels=labels)
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
     assert all(value.isfinite() for value in report.values())
@@ -481,52 +479,52 @@ def test_copies_are_neither_negatives_nor_context(base, mask, duplicate_ids, for
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("more", [{}, {"active_rows": 5}, {"mask": False}])
 @pytest.mark.parametrize("repeats", ["in the batch and over steps", "over steps", "of texts over steps"])
-def test_a_row_does_not_see_what_it_or_a_copy_of_it_was(repeats, more, form, monkeypatch):
+def test_a_row_does_not_attend_to_its_own_stale_copies(repeats, more, form, monkeypatch):
     monkeypatch.setattr("recollect.objectives.context.tile_size", lambda device: 4)
     objective, past = make(form=form, stale_rows=BATCH + 4, **more), []
-    for step in range(3):  # the second one's oldest rows are gone in the third
+    for step in range(3):  # in the third step, the oldest rows are overwritten already
         duplicate_ids = torch.arange(BATCH)[:, None] + 5 * step
         if repeats == "in the batch and over steps":
-            duplicate_ids = MARKS + step
+            duplicate_ids = DUPLICATE_IDS + step
         elif repeats == "of texts over steps":
             duplicate_ids = torch.cat([100 * (step + 1) + duplicate_ids, duplicate_ids.flip(0)], 1)
         images, texts = rows(BATCH, seed=step).requires_grad_(), rows(BATCH, seed=9 + step).requires_grad_()
-        given = {"images": images, "texts": texts}
-        expected = without_copies(objective, **given, duplicate_ids=duplicate_ids, labels=None, past=past)
-        leaves = [*given.values(), *objective.parameters()]
+        inputs = {"images": images, "texts": texts}
+        expected = without_copies(objective, **inputs, duplicate_ids=duplicate_ids, labels=None, past=past)
+        leaves = [*inputs.values(), *objective.parameters()]
         wanted = torch.autograd.grad(expected, leaves, allow_unused=True, materialize_grads=True)
-        loss, _ = objective(**given, duplicate_ids=duplicate_ids)
+        loss, _ = objective(**inputs, duplicate_ids=duplicate_ids)
         torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
         for ours, theirs in zip(torch.autograd.grad(loss, leaves, materialize_grads=True), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-        new = zip(given["images"].detach(), duplicate_ids, strict=True)
+        new = zip(inputs["images"].detach(), duplicate_ids, strict=True)
         past = [*past, *((row, known) for row, known in new)][-BATCH - 4 :]
 
 
 @pytest.mark.parametrize("options", [{}, {"stale_rows": 2 * BATCH}])
 @pytest.mark.parametrize("negative", [False, True])
-def test_marks_that_are_all_different_or_negative_change_nothing(negative, options):
+def test_unique_or_negative_duplicate_ids_change_nothing(negative, options):
     objective, unmarked = make(**options), make(**options)
     for step in range(3):
-        given = {"images": rows(BATCH, seed=step), "texts": rows(BATCH, seed=1)}
+        inputs = {"images": rows(BATCH, seed=step), "texts": rows(BATCH, seed=1)}
         duplicate_ids = -torch.ones(BATCH, 1).long() if negative else torch.arange(BATCH)[:, None] + BATCH * step
-        assert torch.equal(unmarked(**given)[0], objective(**given, duplicate_ids=duplicate_ids)[0])
+        assert torch.equal(unmarked(**inputs)[0], objective(**inputs, duplicate_ids=duplicate_ids)[0])
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_a_separate_context_hides_the_samples_that_ask(form):
+def test_a_separate_context_masks_copies_of_the_query(form):
     objective = make(separate=True)
     objective.form = form
-    given, context = {"images": rows(4), "texts": rows(4, seed=1)}, rows(5, seed=3)
-    duplicate_ids, there = torch.tensor([[1], [2], [3], [4]]), torch.tensor([[9], [2], [8], [4], [7]])
-    _, report = objective(**given, context=context, duplicate_ids=duplicate_ids, context_duplicate_ids=there)
-    fewer = [objective(**given, context=context[[j for j in range(5) if j != hidden]])[1] for hidden in (1, 3)]
-    assert report["effective_neighbors"] < objective(**given, context=context)[1]["effective_neighbors"]
+    inputs, context = {"images": rows(4), "texts": rows(4, seed=1)}, rows(5, seed=3)
+    duplicate_ids, context_ids = torch.tensor([[1], [2], [3], [4]]), torch.tensor([[9], [2], [8], [4], [7]])
+    _, report = objective(**inputs, context=context, duplicate_ids=duplicate_ids, context_duplicate_ids=context_ids)
+    fewer = [objective(**inputs, context=context[[j for j in range(5) if j != hidden]])[1] for hidden in (1, 3)]
+    assert report["effective_neighbors"] < objective(**inputs, context=context)[1]["effective_neighbors"]
     assert fewer[0]["effective_neighbors"] != fewer[1]["effective_neighbors"]
 
 
 @pytest.mark.parametrize("base", ["sigmoid", "softmax"])
-def test_a_batch_of_one_has_no_other_texts_to_smooth_over(base):
+def test_smoothing_has_no_effect_on_a_batch_of_one(base):
     images, texts = torch.randn(1, 4), torch.randn(1, 4)
     plain, smooth = (ContrastiveObjective(base, smoothing=share)(images, texts)[0] for share in (0.0, 0.3))
     assert torch.equal(plain, smooth)

@@ -1,4 +1,4 @@
-"""The pure functions against loops in float64, and the two forms against each other."""
+"""The pure loss functions compared with float64 loops, and their two forms with each other."""
 
 import math
 
@@ -108,7 +108,7 @@ CASES = {
 def value_and_gradients(function, inputs):
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     value = function(*inputs)
-    # A fixed random combination, so that every output has its own gradient.
+    # Weight the outputs differently, so each has a distinct gradient.
     weights = torch.ones(()) if value.ndim == 0 else rows(*value.shape, seed=9)
     gradients = torch.autograd.grad((value * weights.to(value)).sum(), inputs)
     return [value.detach(), *gradients]
@@ -126,14 +126,14 @@ def test_both_forms_equal_the_loop_in_value_and_every_gradient(case, count, tile
 
 
 def pair_terms(case, images, texts, scale, bias=None):
-    """Sizes of what adds up to the value and to each gradient of a loss of pairs: images, texts, scale, bias."""
+    """Return the size of the terms that add up to a pair loss and to its gradients (images, texts, scale, bias)."""
     count, similarity = len(images), images @ texts.T
     logits = scale * similarity
     if case == "sigmoid":
         slope = torch.sigmoid(logits + bias) + torch.eye(count)
         value = torch.nn.functional.softplus(logits + bias).sum() + (logits + bias).diagonal().abs().sum()
     else:
-        slope = (logits.softmax(0) + logits.softmax(1) + 2) / 2  # no weight of a positive is above one
+        slope = (logits.softmax(0) + logits.softmax(1) + 2) / 2  # weights of positives are at most one
         value = logits.abs().amax() * count + math.log(count) * count
     value, slope = value / count, slope / count
     sizes = [value, scale * slope.sum(1).max(), scale * slope.sum(0).max(), (slope * similarity.abs()).sum()]
@@ -141,13 +141,13 @@ def pair_terms(case, images, texts, scale, bias=None):
 
 
 def context_terms(images, tau):
-    """Likewise for `contextualize` and the gradients of images and tau, each rounding before the last one included."""
+    """Return the same for `contextualize` and its gradients (images, tau), including all intermediate rounding."""
     unit, width = normalize(images, dim=1), images.shape[1]
     logits = (unit @ unit.T / (tau * math.sqrt(width))).fill_diagonal_(-torch.inf)
     weights = logits.softmax(1)
     found = weights @ images
     norms = found.norm(dim=1, keepdim=True)
-    # A mixture that cancels is known as badly as the values in it are larger than itself.
+    # If values cancel in a mixture, its relative error grows by their norm over the norm of the mixture.
     cancels = ((weights @ images.norm(dim=1, keepdim=True)) / norms).max()
     incoming = rows(*images.shape, seed=9).norm(dim=1, keepdim=True) / norms
     slope = weights * incoming * (images.norm(dim=1) + norms)
@@ -159,7 +159,7 @@ def context_terms(images, tau):
 
 
 def assert_as_close_as_float32_allows(case, single, inputs):
-    """Every error within a few roundings of logits, products and sums, times the size of what is added up."""
+    """Allow a few roundings of logits, products and sums, relative to the size of the summed terms."""
     function = CASES[case][0]
     inputs = [tensor.double() for tensor in inputs]
     exact = value_and_gradients(lambda *t: function(*t, form="dense"), inputs)
@@ -182,7 +182,7 @@ def test_float32_blockwise_is_close_to_float64_dense(case):
 @pytest.mark.parametrize("width", [6, 64])
 @pytest.mark.parametrize("tau", [1e-2, 1e-3, 1e-4, 1e-5])
 def test_float32_gradients_stay_accurate_when_tau_context_is_small(tau, width):
-    """The gradient of tau is a sum that cancels but for its mean: 1e-4 to 1.4 off when the mean was left in."""
+    """The gradient of tau sums terms that nearly cancel: without subtracting their mean, it was 1e-4 to 1.4 off."""
     images, tau = rows(300, width, dtype=torch.float32) * 3, number(tau, torch.float32)
     single = value_and_gradients(lambda *t: contextualize(*t, form="blockwise", tile=64), (images, tau))
     assert_as_close_as_float32_allows("context", single, (images, tau))
@@ -194,8 +194,8 @@ def test_float32_gradients_stay_accurate_when_tau_context_is_small(tau, width):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [6, 64])
 @pytest.mark.parametrize("tau", [1e-8, 1e-10, 1e-12, 1e-15])
-def test_a_frozen_look_up_has_the_gradient_of_its_one_neighbor(tau, width, dtype):
-    """With one neighbor a row, what reaches queries and keys is nothing, however large the factor of the logits."""
+def test_a_saturated_lookup_has_the_gradient_of_its_only_neighbor(tau, width, dtype):
+    """With one neighbor per row, queries and keys get no gradient, however large the factor of the logits."""
     images = rows(300, width, dtype=dtype) * 3
     single = value_and_gradients(lambda *t: contextualize(*t, form="blockwise", tile=64), (images, number(tau, dtype)))
     units = normalize(images.double(), dim=1)
@@ -207,7 +207,7 @@ def test_a_frozen_look_up_has_the_gradient_of_its_one_neighbor(tau, width, dtype
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_the_entropy_of_a_frozen_look_up_is_zero(form):
+def test_the_entropy_of_a_saturated_lookup_is_zero(form):
     units = normalize(rows(50, dtype=torch.float32), dim=1)
     found = attend(units, units, units, number(1e10, torch.float32), torch.arange(50), form=form, tile=16)
     torch.testing.assert_close(found.entropy, torch.zeros(50))
@@ -247,11 +247,11 @@ def test_the_order_of_the_batch_does_not_matter(count, seed):
 
 
 @given(st.integers(2, 20), st.floats(0.1, 50.0))
-def test_the_norm_of_a_query_does_not_matter_but_that_of_a_value_does(count, factor):
+def test_the_norm_of_a_value_matters_but_not_the_norm_of_a_query(count, factor):
     images = rows(count)
-    louder = images.clone()
-    louder[0] *= factor
-    before, after = contextualize(images, number(0.3)), contextualize(louder, number(0.3))
+    scaled = images.clone()
+    scaled[0] *= factor
+    before, after = contextualize(images, number(0.3)), contextualize(scaled, number(0.3))
     torch.testing.assert_close(before[0], after[0])
     if factor > 1.5 and count > 2:
         assert not torch.allclose(before[1], after[1])
@@ -270,34 +270,34 @@ def test_a_row_never_attends_to_itself(form):
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_a_cold_look_up_returns_the_nearest_and_a_warm_one_the_mean(form):
+def test_a_low_temperature_returns_the_nearest_neighbor_and_a_high_one_the_mean(form):
     images = rows(12)
     units = normalize(images, dim=1)
     similarity = units @ units.T
     similarity.fill_diagonal_(-2)
-    cold = contextualize(images, number(1e-6), form=form, tile=5)
-    torch.testing.assert_close(cold, units[similarity.argmax(1)])
-    warm = contextualize(images, number(1e9), form=form, tile=5)
-    torch.testing.assert_close(warm, normalize((images.sum(0) - images) / 11, dim=1), rtol=1e-6, atol=1e-6)
+    sharp = contextualize(images, number(1e-6), form=form, tile=5)
+    torch.testing.assert_close(sharp, units[similarity.argmax(1)])
+    flat = contextualize(images, number(1e9), form=form, tile=5)
+    torch.testing.assert_close(flat, normalize((images.sum(0) - images) / 11, dim=1), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_unique_labels_make_unicl_the_softmax_loss(form):
+def test_unicl_with_unique_labels_equals_the_softmax_loss(form):
     images, texts = normalize(rows(15), dim=1), normalize(rows(15, seed=1), dim=1)
     expected = softmax_contrastive(images, texts, number(10.0), form="dense")
     for labels in (torch.arange(15), torch.full((15,), -1)):
         torch.testing.assert_close(label_contrastive(images, texts, labels, number(10.0), form=form, tile=4), expected)
 
 
-def test_random_embeddings_start_siglip_near_its_known_loss():
-    # log(1 + e^10) for each positive, next to nothing for the negatives: the paper's printed sign would give 630.
+def test_siglip_starts_near_ten_on_random_embeddings():
+    # log(1 + e^10) per positive, almost nothing for negatives; the sign printed in the paper would give 630.
     images, texts = normalize(rows(64, 128), dim=1), normalize(rows(64, 128, seed=1), dim=1)
     loss = sigmoid_contrastive(images, texts, number(10.0), number(-10.0))
     assert 8 < loss < 11.5
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_queries_may_look_into_another_set_and_be_absent_from_it(form):
+def test_queries_can_attend_to_a_set_that_does_not_contain_them(form):
     queries, keys, values = rows(5, seed=3), rows(11, seed=4), rows(11, 3, seed=5)
     own = torch.tensor([2, -1, 10, -1, 0])
     found = attend(queries, keys, values, number(0.7), own, form=form, tile=4)
@@ -309,7 +309,7 @@ def test_queries_may_look_into_another_set_and_be_absent_from_it(form):
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_uniform_attention_has_as_many_effective_neighbors_as_others(form):
+def test_uniform_attention_counts_all_other_rows_as_effective_neighbors(form):
     units = normalize(rows(9), dim=1)
     found = attend(units, units, units, number(1e-9), torch.arange(9), form=form, tile=4)
     torch.testing.assert_close(found.entropy.exp(), torch.full((9,), 8.0, dtype=torch.float64))
@@ -340,7 +340,7 @@ def test_huge_logits_stay_finite(form):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_bad_shapes_are_named():
+def test_errors_name_mismatched_shapes_and_unknown_forms():
     with pytest.raises(ValueError, match=r"\(3, 6\) and \(4, 6\)"):
         sigmoid_contrastive(rows(3), rows(4), number(1.0), number(0.0))
     with pytest.raises(ValueError, match="one label for each of 3 rows"):
@@ -353,7 +353,7 @@ def test_bad_shapes_are_named():
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("function", [softmax_contrastive, sigmoid_contrastive])
-def test_negative_ids_are_no_ids(function, form):
+def test_negative_duplicate_ids_never_match(function, form):
     images, texts = normalize(rows(6), dim=1), normalize(rows(6, seed=1), dim=1)
     settings = [number(5.0)] if function is softmax_contrastive else [number(5.0), number(-3.0)]
     none = torch.full((6, 1), -1)
@@ -369,7 +369,7 @@ def test_negative_ids_are_no_ids(function, form):
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("case", CASES)
-def test_double_embeddings_take_a_temperature_in_single_precision(case, form):
+def test_float64_embeddings_accept_a_float32_temperature(case, form):
     function, _, inputs = CASES[case]
     tensors = [tensor.float() if tensor.ndim == 0 else tensor for tensor in inputs(9, torch.float64)]
     assert value_and_gradients(lambda *given: function(*given, form=form), tensors)[0].dtype == torch.float64
