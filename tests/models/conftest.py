@@ -1,4 +1,4 @@
-"""Small random checkpoints, one of each family, made and written by transformers alone."""
+"""Small random checkpoints of each family, created and saved by transformers alone."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def _tower(layers: int = 2) -> dict[str, int]:
 
 
 def clip_tokenizer() -> CLIPTokenizer:
-    """CLIP's kind of tokenizer: bytes and a few merges, the end token last, as in the published one."""
+    """Return a byte-level BPE tokenizer with a few merges; the end token has the last id, as in the published one."""
     letters = sorted(ByteLevel.alphabet())
     words = [*letters, *(f"{letter}</w>" for letter in letters), "at</w>", "ca", "cat</w>"]
     vocabulary = {word: number for number, word in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
@@ -79,7 +79,7 @@ def _square(size: int = SIZE) -> dict[str, int]:
 
 
 def clip(end: int | None = 2) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """CLIP; ``end`` is the id of the end token that the checkpoint stores, which is 2 in the published ones."""
+    """Return a CLIP; ``end`` is the end token id in its config (None: the tokenizer's), 2 in published checkpoints."""
     tokenizer = clip_tokenizer()
     text = _tower() | {
         "vocab_size": len(tokenizer),
@@ -101,17 +101,17 @@ def _siglip_text(tokenizer: object, length: int) -> dict[str, object]:
 def siglip() -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = unigram(20)
     image = _tower() | {"image_size": SIZE, "patch_size": 8}
-    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]  # as SigLIP's own
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]  # as published
     config = SiglipConfig(text_config=_siglip_text(tokenizer, 20), vision_config=image)
     return SiglipModel(config), SiglipProcessor(SiglipImageProcessorPil(size=_square()), tokenizer)
 
 
 def naflex() -> tuple[PreTrainedModel, ProcessorMixin]:
-    """SigLIP 2 for any arrangement of patches."""
+    """Return a SigLIP 2 with NaFlex (any aspect ratio)."""
     tokenizer = unigram(64)
     image = _tower() | {"num_patches": 16, "patch_size": 8}
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
-    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"  # as published; the class has left
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"  # as published; the default is left
     config = Siglip2Config(text_config=_siglip_text(tokenizer, 64), vision_config=image)
     return Siglip2Model(config), Siglip2Processor(Siglip2ImageProcessorPil(patch_size=8, max_num_patches=16), tokenizer)
 
@@ -149,7 +149,7 @@ FAMILIES = tuple(MAKERS)
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
-    """Folder of the family's checkpoint, as transformers wrote it."""
+    """Return the folder of a family's checkpoint, saved by transformers."""
     made: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
@@ -177,7 +177,7 @@ def family(request) -> str:
 
 @pytest.fixture
 def clip_with_end() -> Callable[[int | None], tuple[PreTrainedModel, ProcessorMixin]]:
-    """A CLIP whose configuration stores the given id for the end token (None: the tokenizer's)."""
+    """Return the `clip` factory."""
     return clip
 
 
@@ -188,7 +188,7 @@ def captions() -> list[str]:
 
 @pytest.fixture
 def pictures() -> list[Image.Image]:
-    """Pictures of several shapes."""
+    """Return pictures of several shapes."""
     generator = np.random.default_rng(0)
     shapes = [(40, 40), (64, 48), (33, 90), (20, 20)]
     return [Image.fromarray(generator.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
@@ -224,12 +224,12 @@ for line in sys.stdin:
     np.savez(work["out"], *(torch.nn.functional.normalize(each, dim=1).numpy() for each in found))
     print("done", flush=True)
 """
-"""A program of somebody who does not have this package."""
+"""A program that uses transformers without this package."""
 
 
 @pytest.fixture(scope="session")
 def plain_transformers(tmp_path_factory):
-    """Image and text embeddings of a checkpoint, made by transformers in a process without this package."""
+    """Return a function that embeds with transformers alone, in a process without this package."""
     place = tmp_path_factory.mktemp("plain")
     with subprocess.Popen([sys.executable, "-c", PLAIN], stdin=-1, stdout=-1, text=True, cwd=place) as program:
 
@@ -239,8 +239,8 @@ def plain_transformers(tmp_path_factory):
             work = {name: str(path) for name, path in names.items()} | {"texts": texts, "padding": padding}
             program.stdin.write(json.dumps(work) + "\n")
             program.stdin.flush()
-            answers = iter(program.stdout.readline, "")  # transformers prints, too
-            assert any(answer == "done\n" for answer in answers), "the program has ended with an error"
+            answers = iter(program.stdout.readline, "")  # transformers prints too
+            assert any(answer == "done\n" for answer in answers), "the program failed"
             found = np.load(place / "found.npz")
             return torch.from_numpy(found["arr_0"]), torch.from_numpy(found["arr_1"])
 

@@ -1,4 +1,4 @@
-"""Where the pooled token looks, against transformers' own attention matrices."""
+"""Attention of the pooled token, compared with transformers' attention matrices."""
 
 import torch
 from transformers import AutoModel
@@ -8,20 +8,20 @@ from recollect_papers.prefix.attention import text_attention
 
 
 def every_matrix(folder, tokens):
-    """(n, heads, tokens, tokens) for each layer, by transformers alone."""
+    """Return each layer's attention, (n, heads, tokens, tokens), from transformers alone."""
     model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         return model.get_text_features(**tokens, output_attentions=True).attentions
 
 
 def pooled_place(family, encoder, row):
-    """CLIP pools at its first end token, SigLIP at the last place, BERT at the first."""
+    """Return the pooled position: the first end token for CLIP, the last token for SigLIP, the first for BERT."""
     if family in ("siglip", "naflex"):
         return len(row) - 1
     return row.index(encoder.tokenizer.eos_token_id) if family in ("clip", "swin_clip") else 0
 
 
-def test_the_maps_are_rows_of_transformers_attention(checkpoint, family, captions):
+def test_attention_maps_match_transformers(checkpoint, family, captions):
     encoder = load_model(checkpoint(family), "cpu")
     found = text_attention(encoder, captions)
     tokens = encoder.tokenize(captions)
@@ -35,7 +35,7 @@ def test_the_maps_are_rows_of_transformers_attention(checkpoint, family, caption
             torch.testing.assert_close(layer[text], matrix[text, :, place], atol=1e-6, rtol=0)
 
 
-def test_a_causal_tower_sees_its_prefix_and_the_map_shows_it(checkpoint, captions):
+def test_the_pooled_token_of_a_causal_tower_attends_to_the_prefix(checkpoint, captions):
     encoder = load_model(checkpoint("clip"), "cpu")
     encoder.add_prefixes(("caption", "label"))
     found = text_attention(encoder, captions, "label")
@@ -45,7 +45,7 @@ def test_a_causal_tower_sees_its_prefix_and_the_map_shows_it(checkpoint, caption
         assert all((layer[text, :, place] > 0).all() for layer in found.layers)
 
 
-def test_looking_leaves_the_model_as_it_was(checkpoint, captions):
+def test_reading_attention_leaves_the_model_unchanged(checkpoint, captions):
     encoder = load_model(checkpoint("siglip"), "cpu").train()
     implementation, before = encoder.model.text_model.config._attn_implementation, encoder.embed_texts(captions)
     text_attention(encoder, captions)

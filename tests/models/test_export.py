@@ -1,4 +1,4 @@
-"""Towers as ONNX files give what the model gives, in any number of rows."""
+"""Towers exported to ONNX match the model for any batch size."""
 
 import json
 
@@ -22,11 +22,11 @@ def outputs(file, inputs):
 
 
 @pytest.mark.parametrize("family", ["clip", "vit_bert"])
-def test_exported_towers_embed_as_the_model_does(checkpoint, pictures, family, tmp_path):
-    """Texts have any length and a mask, with BERT also types of tokens; tests/classifiers exports a SigLIP."""
+def test_exported_towers_match_the_model(checkpoint, pictures, family, tmp_path):
+    """Texts vary in length and have masks, and token types for BERT; tests/classifiers exports a SigLIP."""
     model = load_model(str(checkpoint(family)))
     for tower in (model.model.vision_model, model.model.text_model) if family == "clip" else ():
-        tower.encoder.layers = tower.encoder.layers[:1]  # a graph is written layer by layer, and all are alike
+        tower.encoder.layers = tower.encoder.layers[:1]  # one is enough: all layers are alike
     folder = export_onnx(model, tmp_path / "model")
     for some in (pictures, pictures[:1]):
         pixels = model.transform.normalize(torch.from_numpy(np.stack([model.transform.pixels(each) for each in some])))
@@ -41,7 +41,7 @@ def test_exported_towers_embed_as_the_model_does(checkpoint, pictures, family, t
     assert record["transform"]["size"] == model.transform.size
 
 
-def test_what_cannot_be_exported_says_so(checkpoint):
+def test_models_that_cannot_be_exported_are_named_in_the_error(checkpoint):
     for model, name in ((HashEncoder(), "HashEncoder"), (load_model(checkpoint("naflex"), "cpu"), "NaFlex")):
         with pytest.raises(UserError, match=name):
             check_exportable(model)

@@ -1,4 +1,4 @@
-"""Every family of dual encoders, seen through the same methods, gives what transformers gives."""
+"""Every family of dual encoders has the same methods and matches transformers."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ PADDING = {"siglip": "max_length", "naflex": "max_length"}
 
 
 def plain_texts(folder, family, texts):
-    """Text embeddings by transformers alone, padded as the family's documentation says."""
+    """Embed texts with transformers alone, padded as documented for the family."""
     model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
     padding = PADDING.get(family, "longest")
     length = {"siglip": 20, "naflex": 64}.get(family)
@@ -33,7 +33,7 @@ def plain_images(folder, pictures):
         return model.get_image_features(**processor.image_processor(pictures, return_tensors="pt")).pooler_output
 
 
-def test_raw_text_embeddings_are_those_of_transformers(checkpoint, family, captions):
+def test_raw_text_embeddings_match_transformers(checkpoint, family, captions):
     encoder = load_model(checkpoint(family), "cpu")
     with torch.no_grad():
         raw = encoder.encode_texts(encoder.tokenize(captions))
@@ -41,14 +41,14 @@ def test_raw_text_embeddings_are_those_of_transformers(checkpoint, family, capti
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
 
 
-def test_image_embeddings_are_those_of_transformers(checkpoint, family, pictures):
+def test_image_embeddings_match_transformers(checkpoint, family, pictures):
     embedded = load_model(checkpoint(family), "cpu").embed_images(pictures)
     expected = torch.nn.functional.normalize(plain_images(checkpoint(family), pictures), dim=1)
     torch.testing.assert_close(embedded, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (200, 40), (33, 90), (5, 300), (1, 1), (31, 1000), (127, 128)])
-def test_naflex_keeps_the_shape_of_a_picture_as_transformers_does(checkpoint, shape):
+def test_naflex_preprocessing_matches_transformers_for_any_aspect_ratio(checkpoint, shape):
     pixels = np.random.default_rng(sum(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8)
     model = load_model(checkpoint("naflex"), "cpu")
     expected = AutoProcessor.from_pretrained(checkpoint("naflex")).image_processor(
@@ -60,25 +60,25 @@ def test_naflex_keeps_the_shape_of_a_picture_as_transformers_does(checkpoint, sh
     torch.testing.assert_close(found["pixel_values"], expected["pixel_values"].float(), atol=1e-6, rtol=0)
 
 
-def test_naflex_trains_on_crops_of_all_shapes_in_one_batch(checkpoint, pictures):
+def test_naflex_trains_on_mixed_aspect_ratios_in_one_batch(checkpoint, pictures):
     model = load_model(checkpoint("naflex"), "cpu")
     crops = replace(model.training_transform(), scale=(0.99, 1.0), ratio=(0.2, 5.0))
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 80, 3), dtype=np.uint8))
     batch = torch.from_numpy(
         np.stack([crops.pixels(picture, np.random.default_rng(seed)) for seed, picture in enumerate([*pictures, wide])])
     )
-    high, wide_ = patch_grid(batch)
-    assert len({*zip(high.tolist(), wide_.tolist(), strict=True)}) > 2
-    assert (high * wide_ <= 16).all()
+    rows, columns = patch_grid(batch)
+    assert len({*zip(rows.tolist(), columns.tolist(), strict=True)}) > 2
+    assert (rows * columns <= 16).all()
     embedded = model.encode_images(crops.normalize(batch))
     embedded.square().sum().backward()
     alone = model.encode_images(crops.normalize(batch[-1:]))
-    torch.testing.assert_close(embedded[-1:], alone, atol=1e-5, rtol=0)  # whatever stands in the rows behind it
+    torch.testing.assert_close(embedded[-1:], alone, atol=1e-5, rtol=0)  # padding has no effect
     assert model.model.vision_model.embeddings.patch_embedding.weight.grad.abs().max() > 0
 
 
-def test_a_made_world_and_pictures_of_any_shape_make_one_batch(checkpoint):
-    """The built-in worlds make square pictures, of which a square packed picture is the same."""
+def test_packed_and_unpacked_square_pictures_have_equal_embeddings(checkpoint):
+    """So the square pictures of built-in worlds fit into a batch with others."""
     transform = load_model(checkpoint("naflex"), "cpu").transform
     square = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     assert np.array_equal(transform.pixels(square), transform.pack(square))
@@ -89,29 +89,29 @@ def test_a_made_world_and_pictures_of_any_shape_make_one_batch(checkpoint):
         torch.testing.assert_close(model.encode_images(packed), model.encode_images(flat), atol=1e-6, rtol=0)
 
 
-def test_an_embedding_does_not_depend_on_its_neighbors(checkpoint, family, pixels, captions, monkeypatch):
+def test_an_embedding_does_not_depend_on_the_rest_of_the_batch(checkpoint, family, pixels, captions, monkeypatch):
     encoder = load_model(checkpoint(family), "cpu")
     images, texts = encoder.embed_images(pixels), encoder.embed_texts(captions)
-    for row, text in enumerate(captions):  # alone, a text is padded less
+    for row, text in enumerate(captions):  # a single text is padded less
         torch.testing.assert_close(encoder.embed_texts([text])[0], texts[row], atol=2e-6, rtol=0)
     monkeypatch.setattr("recollect.models.dual._MAX_ROWS", 2)
     torch.testing.assert_close(encoder.embed_images(pixels), images, atol=2e-6, rtol=0)
     torch.testing.assert_close(encoder.embed_texts(captions), texts, atol=2e-6, rtol=0)
 
 
-def test_nothing_embeds_to_no_rows(checkpoint):
+def test_empty_input_gives_zero_rows(checkpoint):
     encoder = load_model(checkpoint("clip"), "cpu")
     assert encoder.embed_images([]).shape == encoder.embed_texts([]).shape == (0, encoder.width)
 
 
-def test_a_text_longer_than_the_tower_is_cut_off(checkpoint, family):
+def test_texts_longer_than_the_maximum_are_truncated(checkpoint, family):
     encoder = load_model(checkpoint(family), "cpu")
     longest = encoder.text.length
     assert encoder.tokenize(["cat " * 200])["input_ids"].shape == (1, longest)
     torch.testing.assert_close(encoder.embed_texts(["cat " * 200]), encoder.embed_texts(["cat " * 300]))
 
 
-def test_embedding_switches_dropout_off_and_training_on_again(checkpoint, captions):
+def test_embedding_disables_dropout_and_restores_training_mode(checkpoint, captions):
     encoder = load_model(checkpoint("vit_bert"), "cpu").train()
     assert torch.equal(encoder.embed_texts(captions), encoder.embed_texts(captions))
     assert encoder.training
@@ -130,7 +130,7 @@ def test_gradients_reach_both_towers(checkpoint, family, pixels, captions):
         assert all(value.grad is not None for value in encoder.tower_parameters(tower)), tower
 
 
-def test_the_towers_hold_every_parameter_but_the_temperatures(checkpoint, family):
+def test_the_towers_contain_all_parameters_except_the_temperatures(checkpoint, family):
     encoder = load_model(checkpoint(family), "cpu")
     towers = {id(value) for tower in ("image", "text") for value in encoder.tower_parameters(tower)}
     rest = {name for name, value in encoder.model.named_parameters() if id(value) not in towers}
@@ -152,7 +152,7 @@ def test_recomputed_activations_give_the_same_gradients(checkpoint, family, pixe
         torch.testing.assert_close(first, second)
 
 
-def test_a_frozen_tower_does_not_learn(checkpoint, pixels, captions):
+def test_a_frozen_tower_gets_no_gradient(checkpoint, pixels, captions):
     encoder = load_model(checkpoint("siglip"), "cpu")
     encoder.freeze("image")
     images, texts = encoder.encode_images(pixels), encoder.encode_texts(encoder.tokenize(captions))
@@ -160,7 +160,7 @@ def test_a_frozen_tower_does_not_learn(checkpoint, pixels, captions):
     assert texts.requires_grad
 
 
-def test_the_temperature_can_be_stored_and_moves_no_embedding(checkpoint, captions):
+def test_setting_the_temperature_does_not_change_embeddings(checkpoint, captions):
     encoder = load_model(checkpoint("siglip"), "cpu")
     before = encoder.embed_texts(captions)
     encoder.set_scale(30.0, -4.0)
@@ -171,7 +171,7 @@ def test_the_temperature_can_be_stored_and_moves_no_embedding(checkpoint, captio
 
 
 @pytest.mark.parametrize("kind", ["altclip", "chinese_clip", "align", "metaclip_2"])
-def test_other_dual_encoders_work_too(kind, tmp_path, captions, pictures, pixels):
+def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels):
     from transformers import (
         AutoConfig,
         BertTokenizer,
@@ -194,7 +194,7 @@ def test_other_dual_encoders_work_too(kind, tmp_path, captions, pictures, pixels
     size = {"height": 32, "width": 32}
     AutoModel.from_config(config).save_pretrained(tmp_path / kind)
     images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=size)
-    if kind == "align":  # as published, but for the sizes: 346 and 289
+    if kind == "align":  # as published except the sizes, 346 and 289
         images = EfficientNetImageProcessorPil(
             size={"height": 39, "width": 39}, crop_size=size, do_center_crop=True, rescale_factor=1 / 127.5,
             rescale_offset=True, do_normalize=False, include_top=False, resample=2,
@@ -209,7 +209,7 @@ def test_other_dual_encoders_work_too(kind, tmp_path, captions, pictures, pixels
     texts = encoder.embed_texts(captions)
     assert texts.shape[1] == encoder.embed_images(pixels).shape[1] == encoder.width
     torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0], atol=2e-6, rtol=0)
-    if kind == "align":  # batch norms keep running means, which are no parameters
+    if kind == "align":  # its batch norms have running means, which are not parameters
         before, frozen = encoder.fingerprint, encoder.embed_images(pixels)
         encoder.freeze("image")
         made = encoder.train().encode_images(pixels).detach()
@@ -222,14 +222,14 @@ def test_other_dual_encoders_work_too(kind, tmp_path, captions, pictures, pixels
 @pytest.mark.parametrize(
     "settings",
     [
-        {"include_top": True},  # divides by the deviation twice
+        {"include_top": True},  # divides by the standard deviation twice
         {"include_top": True, "do_normalize": False, "do_center_crop": True, "crop_size": {"height": 20, "width": 20}},
         {"rescale_offset": True, "rescale_factor": 1 / 127.5, "include_top": False},
         {"rescale_factor": 1 / 128, "size": {"shortest_edge": 40}, "do_center_crop": True, "include_top": False,
          "crop_size": {"height": 33, "width": 33}},
     ],
 )  # fmt: skip
-def test_a_picture_is_prepared_as_the_checkpoints_processor_does_it(settings, pictures):
+def test_preprocessing_matches_the_checkpoints_processor(settings, pictures):
     from transformers import CLIPConfig, EfficientNetImageProcessorPil
 
     given = {"size": {"height": 31, "width": 31}} | settings
@@ -243,7 +243,7 @@ def test_a_picture_is_prepared_as_the_checkpoints_processor_does_it(settings, pi
     assert replace(transform, resized=transform.resized + 50).key != transform.key
 
 
-def test_a_center_larger_than_the_picture_is_refused():
+def test_a_center_crop_larger_than_the_resized_picture_is_rejected():
     from transformers import CLIPConfig
 
     processor = CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 30, "width": 30})

@@ -1,4 +1,4 @@
-"""Pictures embedded through ONNX Runtime have the embeddings that PyTorch gives them."""
+"""ONNX Runtime and PyTorch give pictures the same embeddings."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ FAMILIES = ("clip", "siglip", "vit_bert")
 
 
 def by_torch(model, pictures, few=8):
-    """Embedded in calls too small for a graph, by a model that has embedded nothing before."""
+    """Embed in batches too small for ONNX Runtime."""
     return torch.cat([model.embed_images(pictures[start : start + few]) for start in range(0, len(pictures), few)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_ways_agree(checkpoint, family):
+def test_both_runtimes_agree(checkpoint, family):
     name = str(checkpoint(family))
     slow, fast = load_model(name, "cpu"), load_model(name, "cpu")
     expected = by_torch(slow, PICTURES[: MIN_IMAGES - 8])
@@ -61,7 +61,7 @@ def test_a_changed_weight_changes_the_embeddings(checkpoint, change):
     torch.testing.assert_close(after[:8], changed.embed_images(PICTURES[:8]), atol=1e-5, rtol=0)
 
 
-def test_the_model_is_as_it_was(checkpoint):
+def test_embedding_leaves_the_model_unchanged(checkpoint):
     model = load_model(str(checkpoint("clip")), "cpu")
     names, fingerprint = list(model.state_dict()), model.fingerprint
     model.embed_images(PICTURES)

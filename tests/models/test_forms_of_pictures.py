@@ -1,4 +1,4 @@
-"""Pictures in any form people have them: each form of the same pictures gives the same embeddings."""
+"""The same pictures have the same embeddings in every accepted input format."""
 
 import io
 
@@ -37,7 +37,7 @@ def folder(arrays, tmp_path):
     return tmp_path / "photos"
 
 
-def test_arrays_stacks_files_and_folders_are_the_same_pictures(model, arrays, expected, folder):
+def test_arrays_files_and_folders_give_the_same_embeddings(model, arrays, expected, folder):
     files = sorted(folder.rglob("p*.png"), key=lambda path: path.name)
     for form in (
         arrays,
@@ -52,12 +52,12 @@ def test_arrays_stacks_files_and_folders_are_the_same_pictures(model, arrays, ex
     assert len(model.embed_images(str(folder))) == 5
 
 
-def test_one_picture_is_one_row(model, arrays, expected, folder):
+def test_a_single_picture_gives_one_row(model, arrays, expected, folder):
     for form in (arrays[0], Image.fromarray(arrays[0]), folder / "p0.png", str(folder / "p0.png")):
         torch.testing.assert_close(model.embed_images(form), expected[:1], rtol=0, atol=1e-6)
 
 
-def test_a_large_jpeg_is_the_same_picture_from_a_file_and_from_memory(model, arrays, tmp_path):
+def test_a_large_jpeg_has_the_same_embedding_from_a_file_and_from_memory(model, arrays, tmp_path):
     Image.fromarray(arrays[0]).resize((160, 96)).save(tmp_path / "large.jpg")
     from_memory = model.embed_images(Image.open(tmp_path / "large.jpg"))
     encoded = (tmp_path / "large.jpg").read_bytes()
@@ -65,17 +65,17 @@ def test_a_large_jpeg_is_the_same_picture_from_a_file_and_from_memory(model, arr
         assert torch.equal(model.embed_images(form), from_memory)
 
 
-def test_one_text_is_one_row_and_not_a_row_a_letter(model, unchecked):
+def test_a_single_string_gives_one_row(model, unchecked):
     assert torch.equal(model.embed_texts("a cat"), model.embed_texts(["a cat"]))
     assert torch.equal(model.embed_texts(iter(["a cat"])), model.embed_texts(["a cat"]))
     for wrong in (3, None):
         with pytest.raises(UserError, match=f"{wrong} is not a string"):
             model.embed_texts(["a cat", wrong])
-    with pytest.raises(UserError, match=r"'caf\\udce9'"):  # as a shell of long ago hands it over
+    with pytest.raises(UserError, match=r"'caf\\udce9'"):  # an undecodable byte from the command line
         model.embed_texts(["caf\udce9"])
 
 
-def test_the_batch_size_changes_nothing(model, arrays, expected):
+def test_the_batch_size_does_not_affect_embeddings(model, arrays, expected):
     torch.testing.assert_close(
         model.embed_images(arrays, batch_size=2, show_progress=True), expected, rtol=0, atol=1e-6
     )
@@ -83,13 +83,9 @@ def test_the_batch_size_changes_nothing(model, arrays, expected):
         model.embed_images(arrays, batch_size=0)
 
 
-def test_a_grey_array_is_a_picture(model):
-    gray = np.full((32, 32), 7, dtype=np.uint8)
-    assert torch.equal(model.embed_images(gray), model.embed_images(np.full((32, 32, 3), 7, dtype=np.uint8)))
-
-
-def test_arrays_have_one_three_or_four_channels_and_channels_first_is_said(model, arrays, expected):
+def test_arrays_may_have_zero_one_three_or_four_channels_but_not_channels_first(model, arrays, expected):
     gray = arrays[:, :, :, :1]
+    assert torch.equal(model.embed_images(gray[0, :, :, 0]), model.embed_images(gray[0].repeat(3, axis=2)))
     opaque = np.concatenate([arrays, np.full_like(gray, 255)], axis=3)
     for form in (opaque, list(opaque)):
         torch.testing.assert_close(model.embed_images(form), expected, rtol=0, atol=1e-6)
@@ -99,7 +95,7 @@ def test_arrays_have_one_three_or_four_channels_and_channels_first_is_said(model
             model.embed_images(form)
 
 
-def test_vectors_stay_vectors():
+def test_vectors_count_as_one_row_each():
     assert len(as_images(np.zeros(8, dtype=np.float32))) == 1
     assert len(as_images(np.zeros((3, 8), dtype=np.float32))) == 3
 
@@ -129,13 +125,13 @@ def test_vectors_stay_vectors():
         b"nothing",
     ],
 )
-def test_what_is_no_picture_is_refused_before_a_tower_reads_it(model, form, unchecked):
+def test_invalid_pictures_are_rejected_before_embedding(model, form, unchecked):
     with pytest.raises(UserError) as error:
         model.embed_images(form)
     assert len(str(error.value)) < 300
 
 
-def test_a_broken_file_is_named(model, tmp_path):
+def test_the_error_names_a_broken_file(model, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     with pytest.raises(UserError, match=r"broken\.png"):
         model.embed_images(tmp_path)

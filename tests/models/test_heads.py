@@ -1,4 +1,4 @@
-"""Towers cut in two: what a locked part makes, and the head that goes on learning."""
+"""Towers split into a stem that can be locked and a head that keeps learning."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import torch
 from recollect.models import build_model, load_model
 
 
-def test_a_checkpoints_stems_and_heads_make_its_embeddings(checkpoint, family, pixels, captions):
+def test_stem_and_head_together_give_the_embeddings(checkpoint, family, pixels, captions):
     encoder = load_model(checkpoint(family), "cpu")
     tokens = encoder.tokenize(captions)
     with torch.no_grad():
@@ -21,7 +21,7 @@ def test_a_checkpoints_stems_and_heads_make_its_embeddings(checkpoint, family, p
     assert list(encoder.head_parameters("text"))
 
 
-def test_a_locked_checkpoint_learns_in_its_heads_alone(checkpoint, family, pixels, captions):
+def test_only_the_heads_of_a_locked_checkpoint_learn(checkpoint, family, pixels, captions):
     encoder = load_model(checkpoint(family), "cpu")
     encoder.lock("image")
     encoder.lock("text")
@@ -35,7 +35,7 @@ def test_a_locked_checkpoint_learns_in_its_heads_alone(checkpoint, family, pixel
     assert touched == heads
 
 
-def test_a_stems_fingerprint_changes_with_the_stem_and_not_with_the_head(checkpoint, family):
+def test_a_stem_fingerprint_changes_with_the_stem_but_not_with_the_head(checkpoint, family):
     encoder = load_model(checkpoint(family), "cpu")
     for tower in ("image", "text"):
         before, other = encoder.stem_fingerprint(tower), {"image": "text", "text": "image"}[tower]
@@ -51,7 +51,7 @@ def test_a_stems_fingerprint_changes_with_the_stem_and_not_with_the_head(checkpo
 
 
 def test_fingerprints_change_with_the_activation_function(checkpoint, tmp_path):
-    """Which the weights do not tell: a CLIP that named the wrong one embeds otherwise once it is corrected."""
+    """The weights do not show it, but a checkpoint with a corrected activation embeds differently."""
     folder = shutil.copytree(checkpoint("clip"), tmp_path / "clip")
     before, config = load_model(folder, "cpu"), json.loads((folder / "config.json").read_text())
     config["vision_config"]["hidden_act"] = "gelu"
@@ -61,7 +61,7 @@ def test_fingerprints_change_with_the_activation_function(checkpoint, tmp_path):
     assert after.stem_fingerprint("image") != before.stem_fingerprint("image")
 
 
-def test_a_stems_fingerprint_changes_with_how_it_reads(captions):
+def test_a_stem_fingerprint_changes_with_prefixes_and_transform(captions):
     encoder = build_model("tiny", texts=captions)
     image, text = encoder.stem_fingerprint("image"), encoder.stem_fingerprint("text")
     encoder.add_prefixes(("label",))

@@ -1,4 +1,4 @@
-"""Pushing a model: the real client of the hub against a stand-in of its server."""
+"""Pushing a model, with the real hub client and a fake server."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ from recollect.models.hub import check_push, push_model
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as a push meets: who one is, a repository, how to send files, a commit."""
+    """Fake hub with the endpoints of a push: whoami, create repository, preupload, commit."""
 
     def log_message(self, *words):
         pass
@@ -71,7 +71,7 @@ def client(hub, token="hf_good"):
     return HfApi(endpoint=f"http://127.0.0.1:{hub.server_port}", token=token)
 
 
-def test_a_pushed_model_arrives_whole(hub, model):
+def test_a_pushed_model_arrives_complete_in_a_private_repository(hub, model):
     check_push("me/model", client(hub))
     address = push_model(model, "me/model", api=client(hub))
     assert address.endswith("/me/model")
@@ -82,23 +82,23 @@ def test_a_pushed_model_arrives_whole(hub, model):
     assert {name: data for name, data in hub.files.items() if name != ".gitattributes"} == sent
 
 
-def test_a_public_repository_is_made_where_asked(hub, model):
+def test_a_public_repository_is_created_on_request(hub, model):
     push_model(model, "me/model", private=False, api=client(hub))
     assert not hub.made[0].get("private", hub.made[0].get("visibility") == "private")
 
 
-def test_who_may_not_push_is_told_before_any_training(hub):
+def test_missing_push_permission_is_reported_before_training(hub):
     with pytest.raises(UserError, match=r"--push-to me/model: .*hf auth login"):
         check_push("me/model", client(hub, "hf_wrong"))
     with pytest.raises(UserError, match="--push-to"):
         check_push("me//model", client(hub))
 
 
-def test_what_is_no_model_and_a_hub_that_refuses_are_one_line(hub, model, tmp_path):
+def test_a_folder_without_a_model_and_an_unreachable_hub_give_one_line_errors(hub, model, tmp_path):
     with pytest.raises(UserError, match="not a model"):
         push_model(tmp_path, "me/model", api=client(hub))
     hub.shutdown()
     hub.server_close()
-    with pytest.raises(UserError, match="me/model") as met:
+    with pytest.raises(UserError, match="me/model") as caught:
         push_model(model, "me/model", api=client(hub))
-    assert "\n" not in str(met.value)
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Whatever cannot be opened as a model says so in one line: what, where, what to do."""
+"""Models that cannot be opened give a one-line error: what, where, what to do."""
 
 import json
 import os
@@ -25,7 +25,7 @@ TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 
 @pytest.fixture
 def copied(checkpoint, tmp_path):
-    """A copy of a family's checkpoint, to be damaged."""
+    """Return a function that copies a family's checkpoint."""
 
     def copy(family):
         return shutil.copytree(checkpoint(family), tmp_path / family)
@@ -33,7 +33,7 @@ def copied(checkpoint, tmp_path):
     return copy
 
 
-def refusal(name) -> str:
+def load_error(name) -> str:
     with pytest.raises(UserError) as caught:
         load_model(name, "cpu")
     message = str(caught.value)
@@ -46,8 +46,8 @@ def refusal(name) -> str:
     ("family", "dtype"),
     [("tiny-conv", torch.float64), ("siglip", torch.float64), ("clip", torch.bfloat16)],
 )
-def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, dtype, checkpoint, tmp_path):
-    """In float64, as in much of science, and where no gradients are wanted."""
+def test_the_default_dtype_and_inference_mode_do_not_affect_a_loaded_model(family, dtype, checkpoint, tmp_path):
+    """Users may work in float64 or without gradients."""
     place = tmp_path / "model"
     if family == "tiny-conv":
         build_model("tiny-conv", texts=["a cat"]).save(place)
@@ -69,8 +69,8 @@ def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, dtype, chec
 
 
 @pytest.mark.parametrize("tower", ["image", "text"])
-def test_embeddings_that_are_not_finite_are_refused(tower, captions, pictures):
-    """A rank or an argmax over NaN looks like a good answer."""
+def test_nonfinite_embeddings_are_rejected(tower, captions, pictures):
+    """Ranking or argmax over NaN would look like a valid result."""
     model = build_model("tiny-conv", texts=captions, seed=0)
     with torch.no_grad():
         next(model.tower_parameters(tower)).view(-1)[0] = torch.nan
@@ -78,58 +78,58 @@ def test_embeddings_that_are_not_finite_are_refused(tower, captions, pictures):
         model.embed_images(pictures) if tower == "image" else model.embed_texts(captions)
 
 
-def test_a_device_that_is_not_here(captions, tmp_path):
+def test_an_unavailable_device_is_rejected(captions, tmp_path):
     place = build_model("vector-linear", texts=captions).save(tmp_path / "model")
     with pytest.raises(UserError, match=r"--device hpu: cannot be used here\. This machine has"):
         load_model(place, "hpu")
 
 
-def test_a_slip_in_a_local_path_is_no_question_to_the_hub(tmp_path, monkeypatch):
+def test_a_typo_in_a_local_path_does_not_query_the_hub(tmp_path, monkeypatch):
     (tmp_path / "runs" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("queried the hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert "Did you mean runs/model?" in refusal("runs/modle")
+    assert "Did you mean runs/model?" in load_error("runs/modle")
     with pytest.raises(UserError, match="runs/mmm"), hub_or_cache(f"runs/{'m' * 300}"):
-        pass  # longer than a file's name may be
-    assert "Did you mean runs/model?" in refusal("./runs/modle")
+        pass  # longer than the file system's limit
+    assert "Did you mean runs/model?" in load_error("./runs/modle")
     with pytest.raises(UserError, match="Did you mean runs/model"):
         build_model("tiny", texts=None, tokenizer="runs/modle")
 
 
-def test_what_was_fetched_before_is_a_hub_id_beside_a_folder_of_its_owners_name(tmp_path, monkeypatch):
+def test_a_cached_hub_id_is_used_despite_a_local_folder_named_like_its_owner(tmp_path, monkeypatch):
     (tmp_path / "some-lab" / "other").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    asked = []
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda _, name, **__: asked.append(name))
+    queried = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda _, name, **__: queried.append(name))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"{name}/{file}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with hub_or_cache("some-lab/some-model"):
         pass
-    assert asked == ["some-lab/some-model"]
+    assert queried == ["some-lab/some-model"]
 
 
-def test_a_hub_id_that_cannot_be_reached():
-    message = refusal("some-lab/some-model")
+def test_an_unreachable_hub_id_gives_advice_to_download():
+    message = load_error("some-lab/some-model")
     assert "hf download some-lab/some-model --local-dir FOLDER" in message
 
 
 @pytest.mark.parametrize("name", ["tiny", "nowhere", "RUN", "RUN/run", "RUN/config.json"])
-def test_what_is_no_folder_of_a_model(name, tmp_path):
+def test_paths_without_a_model_are_rejected(name, tmp_path):
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "config.json").write_text("{}")
-    refusal(name.replace("RUN", str(tmp_path)))
+    load_error(name.replace("RUN", str(tmp_path)))
 
 
 @pytest.mark.parametrize("model", [lambda: BertModel(BertConfig(**TOWER)), lambda: ViTModel(ViTConfig(**TOWER))])
-def test_a_checkpoint_of_one_tower(model, tmp_path):
+def test_a_single_tower_is_rejected(model, tmp_path):
     model().save_pretrained(tmp_path / "tower")
-    refusal(tmp_path / "tower")
+    load_error(tmp_path / "tower")
 
 
-def without_weights(folder, beginning):
+def without_weights(folder, prefix):
     weights = load_file(folder / "model.safetensors")
-    kept = {name: each for name, each in weights.items() if not name.startswith(beginning)}
+    kept = {name: each for name, each in weights.items() if not name.startswith(prefix)}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -179,10 +179,10 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("damage", BROKEN)
-def test_a_damaged_checkpoint_is_refused_in_one_line(damage, copied):
+def test_a_damaged_checkpoint_is_rejected(damage, copied):
     folder = copied("clip")
     damage(folder)
-    refusal(folder)
+    load_error(folder)
 
 
 def test_a_pickle_is_never_opened(copied):
@@ -193,54 +193,54 @@ def test_a_pickle_is_never_opened(copied):
     folder = copied("clip")
     (folder / "model.safetensors").unlink()
     torch.save(Trap(), folder / "pytorch_model.bin")
-    message = refusal(folder)
+    message = load_error(folder)
     assert "opening a pickle can run code" in message
     assert ".save_pretrained('FOLDER')" in message
     assert not (folder / "opened").exists()
 
 
-def test_the_advice_for_a_pickle_works(checkpoint, copied, captions):
+def test_the_conversion_advice_for_a_pickle_works(checkpoint, copied, captions):
     folder = copied("clip")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    refusal(folder)
+    load_error(folder)
     AutoModel.from_pretrained(folder).save_pretrained(folder)
     expected = load_model(checkpoint("clip"), "cpu").embed_texts(captions)
     assert torch.equal(load_model(folder, "cpu").embed_texts(captions), expected)
 
 
-def test_a_models_card_stays_editable(tmp_path):
+def test_a_model_card_has_no_checksum_and_stays_editable(tmp_path):
     (tmp_path / "README.md").write_text("a card")
     (tmp_path / "weights").write_bytes(b"12")
     note_whole_folder(tmp_path)
     assert set(read_checksums(tmp_path)) == {"weights"}
 
 
-def test_a_damaged_small_model(captions, tmp_path):
+def test_a_damaged_small_model_is_rejected(captions, tmp_path):
     folder = build_model("vector-linear", texts=captions).save(tmp_path / "model")
     record, weights = json.loads((folder / "recollect.json").read_text()), (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    assert "model.safetensors: differs from its checksum" in refusal(folder)
+    assert "model.safetensors: differs from its checksum" in load_error(folder)
     sums = (folder / "checksums.json").read_text()
     (folder / "checksums.json").unlink()
-    load_model(folder, "cpu")  # whoever changed it on purpose can say so
+    load_model(folder, "cpu")  # deleting the checksums accepts a deliberate change
     (folder / "checksums.json").write_text(sums)
     (folder / "model.safetensors").write_bytes(weights)
     other = [*record["vocabulary"][:-1], "another"]
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": other}))
-    assert "recollect.json: differs from its checksum" in refusal(folder)
+    assert "recollect.json: differs from its checksum" in load_error(folder)
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": record["vocabulary"][:-1]}))
-    assert "do not match" in refusal(folder)
+    assert "do not match" in load_error(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors"}))
-    assert "a vectors model" in refusal(folder)
+    assert "a vectors model" in load_error(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors", "preset": "vector-mlp"}))
-    assert "do not match" in refusal(folder)
+    assert "do not match" in load_error(folder)
     (folder / "model.safetensors").write_bytes(b"half")
-    assert "model.safetensors is missing or damaged" in refusal(folder)
+    assert "model.safetensors is missing or damaged" in load_error(folder)
 
 
-def test_a_checkpoint_with_its_two_processors_apart_opens(copied, captions):
-    """As older ones on the hub are: nothing joins the image processor and the tokenizer."""
+def test_a_checkpoint_with_separate_image_processor_and_tokenizer_opens(copied, captions):
+    """Older checkpoints on the hub have no processor that joins them."""
     folder = copied("vit_bert")
     expected = load_model(folder, "cpu").embed_texts(captions)
     config = json.loads((folder / "processor_config.json").read_text())
@@ -258,8 +258,8 @@ def test_a_half_precision_checkpoint_opens_in_float32(copied):
     assert not encoder.training
 
 
-def test_a_hub_that_does_not_answer_is_not_asked_again_and_again(tmp_path):
-    """A server that takes the call and stays silent."""
+def test_an_unresponsive_hub_is_queried_only_a_few_times(tmp_path):
+    """The server accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = (
             "from recollect.models import hub, load_model; hub.SECONDS = 0.3\n"

@@ -1,4 +1,4 @@
-"""Low-rank adapters: which layers they change, by how much, and that PEFT opens what is saved."""
+"""Low-rank adapters: which layers they change, by how much, and that PEFT opens saved adapters."""
 
 import copy
 
@@ -41,21 +41,21 @@ def both_towers(encoder, pixels, texts):
     return encoder.encode_images(pixels.double()), encoder.encode_texts(encoder.tokenize(texts))
 
 
-def test_every_attention_and_mlp_layer_of_every_block_is_a_site_and_nothing_else(encoder, family):
+def test_sites_are_exactly_the_attention_and_mlp_layers_of_all_blocks(encoder, family):
     names = list(adapter_sites(encoder))
     for tower, kind in zip(("vision_model.", "text_model."), TOWERS[family], strict=True):
         found = sorted(name.rpartition(".")[2] for name in names if name.startswith(tower))
         assert found == sorted(2 * BLOCK[kind])
 
 
-def test_a_model_without_blocks_says_so():
+def test_a_model_without_transformer_blocks_is_rejected():
     small = build_model("vector-linear", texts=["a b c"])
     with pytest.raises(UserError, match="no attention or MLP layers"):
         adapter_sites(small)
 
 
 def randomized(sites, seed=0, rank=3):
-    """A and B with nothing zero."""
+    """Return random nonzero A and B."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -66,13 +66,13 @@ def randomized(sites, seed=0, rank=3):
 
 
 def changed(encoder, seed=0):
-    """A copy of a model with random adapters of scale 0.7."""
+    """Return a copy of a model with random adapters of scale 0.7."""
     twin = copy.deepcopy(encoder)
     add_lora(twin, *randomized(adapter_sites(encoder), seed), 0.7)
     return twin
 
 
-def test_adapters_add_scale_b_a_to_the_weights_and_merging_keeps_that(encoder, pixels, captions):
+def test_adapters_add_scaled_ba_to_the_weights_before_and_after_merging(encoder, pixels, captions):
     by_hand = copy.deepcopy(encoder)
     down, up = randomized(adapter_sites(encoder))
     for name, layer in adapter_sites(by_hand).items():
@@ -94,7 +94,7 @@ def test_only_the_adapters_learn(encoder):
     assert all("lora_" in name for name in learning)
 
 
-def test_adapters_start_from_the_model_itself(encoder, pixels):
+def test_untrained_adapters_do_not_change_the_model(encoder, pixels):
     starts = initial_weights(adapter_sites(encoder), AdapterOptions(rank=4))
     with torch.no_grad():
         plain = encoder.encode_images(pixels.double())
@@ -103,7 +103,7 @@ def test_adapters_start_from_the_model_itself(encoder, pixels):
         assert torch.equal(adapted.encode_images(pixels.double()), plain)
 
 
-def test_the_start_is_xavier_and_the_same_in_every_precision(checkpoint):
+def test_initialization_is_xavier_and_the_same_in_every_precision(checkpoint):
     encoder = load_model(checkpoint("siglip"), "cpu")
     sites = adapter_sites(encoder)
     single, _ = initial_weights(sites, AdapterOptions(rank=8, seed=3))
@@ -116,7 +116,7 @@ def test_the_start_is_xavier_and_the_same_in_every_precision(checkpoint):
         assert not torch.equal(down, other[name])
 
 
-def test_what_is_saved_opens_here_and_in_peft(encoder, pixels, tmp_path):
+def test_saved_adapters_open_here_and_in_peft(encoder, pixels, tmp_path):
     from peft import PeftModel
 
     adapted = changed(encoder)

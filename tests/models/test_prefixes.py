@@ -1,4 +1,4 @@
-"""Prefix tokens: their own rows, in front of the text, and nothing else changes."""
+"""Prefix tokens have separate embeddings, precede the text, and change nothing else."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def prefixed(checkpoint, family):
     return model
 
 
-def test_another_prefix_is_another_text_and_the_same_image(prefixed, captions, pixels):
+def test_prefixes_change_text_embeddings_but_not_image_embeddings(prefixed, captions, pixels):
     images = prefixed.embed_images(pixels)
     caption, label, none = (prefixed.embed_texts(captions, kind) for kind in ("caption", "label", None))
     for first, second in ((caption, label), (caption, none), (label, none)):
@@ -32,13 +32,13 @@ def test_another_prefix_is_another_text_and_the_same_image(prefixed, captions, p
     assert torch.equal(prefixed.embed_images(pixels), images)
 
 
-def test_new_tokens_change_no_text_that_has_none(encoder, prefixed, captions, pixels):
+def test_new_tokens_do_not_change_texts_without_a_prefix(encoder, prefixed, captions, pixels):
     torch.testing.assert_close(prefixed.embed_texts(captions), encoder.embed_texts(captions), atol=1e-6, rtol=0)
     torch.testing.assert_close(prefixed.embed_images(pixels), encoder.embed_images(pixels), atol=0, rtol=0)
     assert prefixed.fingerprint != encoder.fingerprint
 
 
-def test_the_prefix_stands_between_the_start_token_and_the_text(encoder, prefixed):
+def test_the_prefix_comes_between_the_start_token_and_the_text(encoder, prefixed):
     captions = ["a cat", "a red house"]
     bare = encoder.tokenize(captions)["input_ids"].tolist()
     for kind in KINDS:
@@ -52,13 +52,13 @@ def test_the_prefix_stands_between_the_start_token_and_the_text(encoder, prefixe
             assert rest[:shortest] == without[:shortest]
 
 
-def test_the_length_stays_the_towers(encoder, prefixed):
+def test_a_prefix_does_not_exceed_the_maximum_length(encoder, prefixed):
     tokens = prefixed.tokenize(["cat " * 200], "label")
     assert tokens["input_ids"].shape == (1, encoder.text.length)
     assert torch.isfinite(prefixed.embed_texts(["cat " * 200], "label")).all()
 
 
-def test_each_text_takes_the_prefix_of_its_own_kind(prefixed, captions):
+def test_each_text_gets_the_prefix_of_its_kind(prefixed, captions):
     kinds = ["caption", "label"] * 3
     mixed = prefixed.tokenize(captions, kinds)
     for row, (text, kind) in enumerate(zip(captions, kinds, strict=True)):
@@ -66,7 +66,7 @@ def test_each_text_takes_the_prefix_of_its_own_kind(prefixed, captions):
         assert mixed["input_ids"][row].tolist()[: len(alone)] == alone
 
 
-def test_the_new_rows_are_drawn_and_the_old_ones_stay(encoder, prefixed):
+def test_new_embedding_rows_are_random_and_old_ones_unchanged(encoder, prefixed):
     old = encoder.model.text_model.get_input_embeddings().weight
     table = prefixed.model.text_model.get_input_embeddings().weight
     assert torch.equal(table[: len(old)], old)
@@ -76,8 +76,8 @@ def test_the_new_rows_are_drawn_and_the_old_ones_stay(encoder, prefixed):
 
 
 @pytest.mark.parametrize("end", [2, None])
-def test_a_clip_tower_pools_at_its_end_token_though_prefixes_have_greater_ids(clip_with_end, end, captions):
-    """Both ways in which published checkpoints store the end token: as 2, which meant the greatest id, and as it is."""
+def test_a_clip_tower_pools_at_its_end_token_although_prefixes_have_larger_ids(clip_with_end, end, captions):
+    """Published checkpoints store either the end token's id, or 2 to mean the largest id in the text."""
     torch.manual_seed(0)
     model, processor = clip_with_end(end)
     encoder = TransformersEncoder(
@@ -95,7 +95,7 @@ def test_a_clip_tower_pools_at_its_end_token_though_prefixes_have_greater_ids(cl
         torch.testing.assert_close(encoder.encode_texts(tokens), expected)
 
 
-def test_saved_and_opened_again_with_every_prefix(prefixed, captions, tmp_path):
+def test_prefixes_are_saved_and_loaded(prefixed, captions, tmp_path):
     prefixed.save(tmp_path / "model")
     again = load_model(tmp_path / "model", "cpu")
     assert again.prefixes == prefixed.prefixes
@@ -103,7 +103,7 @@ def test_saved_and_opened_again_with_every_prefix(prefixed, captions, tmp_path):
         assert torch.equal(again.embed_texts(captions, kind), prefixed.embed_texts(captions, kind))
 
 
-def test_a_gradient_reaches_the_prefix_that_was_read_and_no_other(prefixed, captions):
+def test_only_the_prefix_in_use_gets_a_gradient(prefixed, captions):
     prefixed.encode_texts(prefixed.tokenize(captions, "label")).square().sum().backward()
     gradient = prefixed.model.text_model.get_input_embeddings().weight.grad
     caption, label = prefixed.tokenizer.convert_tokens_to_ids(["<|caption|>", "<|label|>"])
@@ -111,14 +111,14 @@ def test_a_gradient_reaches_the_prefix_that_was_read_and_no_other(prefixed, capt
     assert gradient[caption].abs().max() == 0
 
 
-def test_several_tokens_of_a_kind_stand_in_order(checkpoint, captions):
+def test_several_prefix_tokens_of_a_kind_are_in_order(checkpoint, captions):
     encoder = load_model(checkpoint("vit_bert"), "cpu")
     encoder.add_prefixes(("label",), length=3)
     words = encoder.tokenizer.convert_ids_to_tokens(encoder.tokenize(captions[:1], "label")["input_ids"][0].tolist())
     assert words[:4] == ["[CLS]", "<|label|>", "<|label:2|>", "<|label:3|>"]
 
 
-def test_added_twice_a_prefix_keeps_what_it_has_learned(checkpoint, captions):
+def test_adding_an_existing_prefix_keeps_its_embedding(checkpoint, captions):
     encoder = load_model(checkpoint("siglip"), "cpu")
     encoder.add_prefixes(("label",), seed=1)
     before = encoder.embed_texts(captions, "label")
@@ -126,7 +126,7 @@ def test_added_twice_a_prefix_keeps_what_it_has_learned(checkpoint, captions):
     torch.testing.assert_close(encoder.embed_texts(captions, "label"), before, atol=1e-6, rtol=0)
 
 
-def test_a_prefix_that_the_model_does_not_have_is_named(checkpoint, captions):
+def test_the_error_names_an_unknown_prefix(checkpoint, captions):
     encoder = load_model(checkpoint("clip"), "cpu")
     encoder.add_prefixes(("caption",))
     with pytest.raises(UserError, match="label"):

@@ -1,4 +1,4 @@
-"""Presets are as large as the models they are named after."""
+"""Presets have the sizes of the models they are named after."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ from recollect.models.tokenizers import train_unigram
 
 @pytest.fixture(scope="module")
 def tokenizer_of():
-    """A tokenizer of exactly so many tokens."""
+    """Return a factory of tokenizers with a given vocabulary size."""
 
     @cache
     def make(size):
@@ -27,7 +27,7 @@ def tokenizer_of():
 
 @pytest.fixture
 def on_meta(tokenizer_of):
-    """The transformers model of a preset without memory for its weights."""
+    """Return a function that builds a preset on the meta device."""
 
     def build(name, vocabulary):
         with torch.device("meta"):
@@ -41,12 +41,12 @@ def count(module):
 
 
 def transformer(width, layers, mlp=4):
-    """Blocks (attention 4 d² + 4 d, MLP 2 m d² + (m + 1) d, two norms 4 d) and the norm after them."""
+    """Count parameters of blocks (attention 4 d² + 4 d, MLP 2 m d² + (m + 1) d, norms 4 d) and the final norm."""
     return layers * ((4 + 2 * mlp) * width**2 + (4 + mlp + 1 + 4) * width) + 2 * width
 
 
 def vit(width, layers, size, patch, mlp=4):
-    """Patches, places, blocks, and pooling by a learned query: attention, norm, MLP."""
+    """Count parameters of patch and position embeddings, blocks, and the pooling head (query, attention, norm, MLP)."""
     places = (size // patch) ** 2
     pool = width + (4 * width**2 + 4 * width) + 2 * width + (2 * mlp * width**2 + (mlp + 1) * width)
     return (3 * patch**2 + 1) * width + places * width + transformer(width, layers, mlp) + pool
@@ -66,7 +66,7 @@ def text_tower(width, layers, length, vocabulary, out, mlp=4):
         ("vit-l-16", (1024, 24, 256, 16), (1024, 24, 64, 32_000, 1024)),
     ],
 )
-def test_a_vision_transformer_has_the_parameters_of_its_name(on_meta, name, image, text):
+def test_a_preset_has_the_parameter_count_of_its_dimensions(on_meta, name, image, text):
     assert PRESETS[name].vocabulary == text[3]
     model = on_meta(name, text[3])
     assert count(model.vision_model) == vit(*image)
@@ -75,7 +75,7 @@ def test_a_vision_transformer_has_the_parameters_of_its_name(on_meta, name, imag
 
 
 @pytest.mark.parametrize(("name", "millions"), [("vit-b-16", 203.20), ("vit-l-16", 652.15)])
-def test_base_and_large_are_as_large_as_the_published_siglip_at_256_px(on_meta, name, millions):
+def test_base_and_large_match_the_published_siglip_at_256_px(on_meta, name, millions):
     assert round(count(on_meta(name, 32_000)) / 1e6, 2) == millions
 
 
@@ -88,7 +88,7 @@ def test_swin_t_has_27_5_million_parameters_and_clips_text_tower_63_4(on_meta):
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])
-def test_a_preset_for_a_cpu_embeds_pictures_and_texts_in_one_space(name, captions):
+def test_small_presets_have_under_2_million_parameters_and_one_embedding_space(name, captions):
     encoder = build_model(name, texts=captions)
     shape = (2, 3, encoder.transform.size, encoder.transform.size)
     images, texts = encoder.embed_images(torch.zeros(shape)), encoder.embed_texts(captions)
@@ -97,7 +97,7 @@ def test_a_preset_for_a_cpu_embeds_pictures_and_texts_in_one_space(name, caption
 
 
 @pytest.mark.parametrize("name", ["tiny", "vector-mlp", "glyph-random"])
-def test_equal_seeds_give_equal_models_whatever_was_drawn_before(name, captions):
+def test_a_seed_determines_the_model_regardless_of_the_global_generator(name, captions):
     torch.manual_seed(1)
     first = build_model(name, texts=captions, prefixes=("caption",), seed=3)
     torch.manual_seed(2)
@@ -118,12 +118,12 @@ def test_equal_seeds_give_equal_models_whatever_was_drawn_before(name, captions)
         ("vector-mlp", {"texts": ["a"], "tokenizer": "nowhere/at-all"}),
     ],
 )
-def test_an_unknown_preset_and_a_missing_tokenizer_are_refused(name, given):
+def test_an_unknown_preset_and_a_missing_tokenizer_are_rejected(name, given):
     with pytest.raises(UserError):
         build_model(name, **given)
 
 
-def test_a_tokenizer_that_is_given_is_used_and_not_changed(captions):
+def test_a_given_tokenizer_is_used_but_not_modified(captions):
     tokenizer: PreTrainedTokenizerFast = build_model("tiny", texts=captions).tokenizer
     encoder = build_model("tiny", texts=None, tokenizer=tokenizer, prefixes=("label",))
     assert "<|label|>" in encoder.tokenizer.get_vocab()

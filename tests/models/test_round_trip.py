@@ -1,4 +1,4 @@
-"""What is saved opens in transformers alone and gives the same embeddings."""
+"""Saved models open in plain transformers and give the same embeddings."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def squares():
 
 @pytest.fixture
 def assert_same_in_plain_transformers(plain_transformers, squares):
-    """Save a model, and compare its embeddings with those of transformers alone."""
+    """Return a function that saves a model and compares its embeddings with plain transformers."""
 
     def compare(encoder, texts, folder, prefix=None):
         encoder.save(folder)
@@ -30,8 +30,8 @@ def assert_same_in_plain_transformers(plain_transformers, squares):
     return compare
 
 
-def shaken(encoder):
-    """The same model with other weights than those it was opened with."""
+def perturbed(encoder):
+    """Perturb all weights in place."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in encoder.parameters():
@@ -39,38 +39,40 @@ def shaken(encoder):
     return encoder
 
 
-def test_a_checkpoint_is_the_same_in_plain_transformers(
+def test_a_checkpoint_gives_the_same_embeddings_in_plain_transformers(
     checkpoint, family, captions, assert_same_in_plain_transformers, tmp_path
 ):
-    encoder = shaken(load_model(checkpoint(family), "cpu"))
+    encoder = perturbed(load_model(checkpoint(family), "cpu"))
     assert_same_in_plain_transformers(encoder, captions, tmp_path / "model")
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_a_preset_is_the_same_in_plain_transformers(preset, captions, assert_same_in_plain_transformers, tmp_path):
-    encoder = shaken(build_model(preset, texts=captions * 20, seed=0).eval())
+def test_a_preset_gives_the_same_embeddings_in_plain_transformers(
+    preset, captions, assert_same_in_plain_transformers, tmp_path
+):
+    encoder = perturbed(build_model(preset, texts=captions * 20, seed=0).eval())
     assert_same_in_plain_transformers(encoder, captions, tmp_path / "model")
 
 
-def test_prefix_tokens_are_the_same_in_plain_transformers(
+def test_prefix_tokens_work_the_same_in_plain_transformers(
     checkpoint, family, captions, assert_same_in_plain_transformers, tmp_path
 ):
     encoder = load_model(checkpoint(family), "cpu")
     encoder.add_prefixes(("caption", "label"))
-    shaken(encoder)
+    perturbed(encoder)
     for prefix in (None, "label"):
         assert_same_in_plain_transformers(encoder, captions, tmp_path / f"model-{prefix}", prefix)
 
 
 def test_a_saved_model_opens_here_with_the_same_fingerprint(checkpoint, family, captions, tmp_path):
-    encoder = shaken(load_model(checkpoint(family), "cpu"))
+    encoder = perturbed(load_model(checkpoint(family), "cpu"))
     encoder.save(tmp_path / "model")
     again = load_model(tmp_path / "model", "cpu")
     assert again.fingerprint == encoder.fingerprint
     assert torch.equal(again.embed_texts(captions), encoder.embed_texts(captions))
 
 
-def test_what_was_embedded_before_leaves_no_trace_in_the_files(captions, tmp_path):
+def test_embedding_does_not_affect_saved_files(captions, tmp_path):
     encoder = build_model("tiny", texts=captions, seed=0)
     encoder.save(tmp_path / "before")
     encoder.embed_texts(captions)
@@ -79,7 +81,7 @@ def test_what_was_embedded_before_leaves_no_trace_in_the_files(captions, tmp_pat
         assert (tmp_path / "after" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_model_is_never_written_over_another(captions, tmp_path):
+def test_saving_never_overwrites_an_existing_folder(captions, tmp_path):
     encoder = build_model("vector-linear", texts=captions)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")

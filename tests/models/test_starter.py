@@ -1,4 +1,4 @@
-"""The model that is used where none is named: it opens, embeds, is saved, and its head can be trained again."""
+"""The default model: it opens, embeds and saves, and accepts a newly trained head."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,8 +23,8 @@ needs_towers = pytest.mark.skipif(
 
 
 @needs_towers
-def test_several_processes_may_use_it_first(tmp_path, monkeypatch):
-    """As those of torchrun do."""
+def test_concurrent_first_use_unpacks_the_tower_once(tmp_path, monkeypatch):
+    """As under torchrun."""
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     with ThreadPoolExecutor(3) as threads:
         folders = set(threads.map(pretrained.tower_folder, ["minilm-l6-v2"] * 3))
@@ -37,21 +37,21 @@ def starter():
 
 
 @needs_towers
-def test_the_model_without_a_name_is_the_starter_and_an_encoder(starter):
+def test_the_default_model_is_the_starter_and_a_valid_encoder(starter):
     assert starter.fingerprint == open_starter().fingerprint
     check_encoder(starter, [picture(30 * i) for i in range(3)])
 
 
 @needs_towers
-def test_it_is_saved_and_opened_as_any_checkpoint(starter, tmp_path):
+def test_the_starter_is_saved_and_loaded_like_any_checkpoint(starter, tmp_path):
     opened = load_model(starter.save(tmp_path / "model"), "cpu")
     assert opened.fingerprint == starter.fingerprint
     torch.testing.assert_close(opened.embed_texts(["a cat"]), starter.embed_texts(["a cat"]))
 
 
 @needs_towers
-def test_a_picture_that_the_tower_is_sure_of_is_near_the_name_of_its_class(starter):
-    """Features far along the classifier's weights of a class, as a picture of nothing else would have."""
+def test_a_confidently_classified_picture_is_near_the_name_of_its_class(starter):
+    """Features far along a class's weights imitate a typical picture of that class."""
     _, weights, _ = pretrained.open_efficientnet("efficientnet-lite0")
     head = starter.model.visual_projection
     with torch.no_grad():
@@ -64,14 +64,14 @@ def test_a_picture_that_the_tower_is_sure_of_is_near_the_name_of_its_class(start
 
 
 @needs_towers
-def test_a_head_of_ones_own_opens_by_its_file(starter, tmp_path):
+def test_a_custom_head_opens_by_its_file(starter, tmp_path):
     weights = read_head(STARTER_HEAD)
     save_file(weights | {"visual_projection.mean": weights["visual_projection.mean"] + 1}, tmp_path / "my.safetensors")
     mine = load_model(tmp_path / "my.safetensors", "cpu")
     assert mine.fingerprint != starter.fingerprint
 
 
-def test_a_file_that_is_no_head_is_refused(tmp_path):
+def test_files_without_a_head_are_rejected(tmp_path):
     save_file({"other": torch.zeros(2)}, tmp_path / "other.safetensors")
     (tmp_path / "text.safetensors").write_text("no tensors")
     for name in ("other.safetensors", "text.safetensors", "missing.safetensors"):
@@ -80,14 +80,14 @@ def test_a_file_that_is_no_head_is_refused(tmp_path):
 
 
 @needs_towers
-def test_a_missing_package_names_the_extra(monkeypatch):
+def test_the_error_for_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"recollect\[starter\]"):
         load_model()
 
 
 @needs_towers
-def test_another_checksum_is_refused_showing_both(monkeypatch):
+def test_a_wrong_checksum_is_rejected_showing_both(monkeypatch):
     tower = pretrained.PRETRAINED["efficientnet-lite0"]
     changed = {**pretrained.PRETRAINED, "efficientnet-lite0": replace(tower, sha256="0" * 64)}
     monkeypatch.setattr(pretrained, "PRETRAINED", changed)
@@ -95,12 +95,12 @@ def test_another_checksum_is_refused_showing_both(monkeypatch):
         pretrained.tower_file("efficientnet-lite0")
 
 
-def test_a_command_says_once_that_there_are_better_models(capsys):
+def test_a_hint_about_larger_models_is_printed_once(capsys):
     default_model.cache_clear()
     assert [default_model(), default_model()] == [STARTER, STARTER]
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_every_class_has_a_name_of_its_own():
+def test_class_names_are_unique():
     first = [names[0] for names in class_names()]
     assert len(set(first)) == len(first) == 1000

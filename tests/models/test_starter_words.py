@@ -44,17 +44,17 @@ def folder(tmp_path, starter, monkeypatch):
     return tmp_path
 
 
-def searched(folder, *filters):
-    """For each filter: ids, scores and files of the pictures found, and what that process has imported."""
+def search_in_process(folder, *filters):
+    """Search in a new process; return ids, scores, files and heavy imports for each filter."""
     command = [sys.executable, "-c", SEARCH, str(folder / "index"), *filters]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_words_are_embedded_as_by_the_starter(starter, tmp_path, monkeypatch):
+def test_onnx_text_embeddings_match_the_starter(starter, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     texts = ["a red boat", "", "Two dogs near a café, naïve façade!", "日本語", "word " * 400]
-    assert starter_words(starter.fingerprint) is None  # nothing is noted yet
+    assert starter_words(starter.fingerprint) is None  # nothing is saved yet
     note_starter(starter)
     words = starter_words(starter.fingerprint)
     assert starter_words("another model") is None
@@ -64,11 +64,11 @@ def test_words_are_embedded_as_by_the_starter(starter, tmp_path, monkeypatch):
     assert words.longest_text == starter.longest_text
 
 
-def test_a_search_by_words_imports_neither_torch_nor_lancedb(folder, starter):
+def test_a_text_search_imports_neither_torch_nor_lancedb(folder, starter):
     note_starter(starter)
     index = Index.open(folder / "index", starter)
     hits = index.search("a red boat", k=3)
-    (ids, scores, files, heavy), filtered = searched(folder, "", "width = 60")
+    (ids, scores, files, heavy), filtered = search_in_process(folder, "", "width = 60")
     assert heavy == []
     assert ids == [hit.id for hit in hits]
     assert scores == pytest.approx([hit.score for hit in hits], abs=1e-5)
@@ -76,13 +76,13 @@ def test_a_search_by_words_imports_neither_torch_nor_lancedb(folder, starter):
     assert (filtered[0], filtered[3]) == (ids, [])
 
 
-def test_a_search_without_torch_sees_what_was_changed_since(folder, starter):
+def test_a_search_without_torch_sees_later_changes(folder, starter):
     note_starter(starter)
     index = Index.open(folder / "index", starter)
     best, second, *_ = [hit.id for hit in index.search("a red boat", k=3)]
     index.remove([best])
-    ((ids, _, _, heavy),) = searched(folder, "")
+    ((ids, _, _, heavy),) = search_in_process(folder, "")
     assert ids[0] == second
     assert best not in ids
     assert "torch" not in heavy
-    assert searched(folder, "")[0][3] == []  # the search before noted what it read
+    assert search_in_process(folder, "")[0][3] == []  # served from the cache that the search before wrote

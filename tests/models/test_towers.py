@@ -1,4 +1,4 @@
-"""Any vision backbone of transformers beside any text encoder: paired, trained, saved, opened again."""
+"""Any vision backbone of transformers can be paired with any text encoder, trained, saved and loaded."""
 
 import json
 import shutil
@@ -98,7 +98,7 @@ def bert(tmp_path_factory, bert_words):
 
 @pytest.fixture(scope="module")
 def sentences(bert, tmp_path_factory):
-    """The same encoder as a folder of sentence-transformers that normalizes."""
+    """Folder of the same encoder as a sentence-transformers model with normalization."""
     folder = tmp_path_factory.mktemp("sentences")
     layers = Transformer(str(bert), max_seq_length=40)
     SentenceTransformer(modules=[layers, Pooling(16, "mean"), Normalize()], device="cpu").save(str(folder))
@@ -106,7 +106,7 @@ def sentences(bert, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_pair_embeds_as_its_towers_do_in_plain_transformers_and_opens_again(name, vision, bert, tmp_path):
+def test_a_pair_matches_its_towers_in_plain_transformers_and_loads_again(name, vision, bert, tmp_path):
     folder = vision(name)
     model = pair_towers(folder, bert, width=12)
     kind, _, processor = BACKBONES[name]
@@ -129,8 +129,8 @@ def test_a_pair_embeds_as_its_towers_do_in_plain_transformers_and_opens_again(na
     torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)
 
 
-def test_a_vit_without_weights_for_its_pooler_is_read_at_its_first_token(bert, tmp_path):
-    """Most classifiers: google/vit-base-patch16-224, DINO, DeiT."""
+def test_a_vit_without_pooler_weights_is_pooled_at_its_first_token(bert, tmp_path):
+    """This applies to most classifiers: google/vit-base-patch16-224, DINO, DeiT."""
     ViTForImageClassification(BACKBONES["vit"][1]).save_pretrained(tmp_path)
     PROCESSORS["vit"].save_pretrained(tmp_path)
     model, plain = pair_towers(tmp_path, bert), ViTForImageClassification.from_pretrained(tmp_path).eval()
@@ -140,13 +140,13 @@ def test_a_vit_without_weights_for_its_pooler_is_read_at_its_first_token(bert, t
     torch.testing.assert_close(model.pooled_images(list(PICTURES)), expected, atol=2e-5, rtol=0)
 
 
-def test_a_picture_of_the_towers_size_is_the_same_as_an_array(vision, bert):
-    """Also where evaluation resizes to more than the tower reads and cuts the center out."""
+def test_an_array_and_a_picture_of_the_input_size_have_equal_embeddings(vision, bert):
+    """Even if evaluation resizes to more than the input size and crops the center."""
     model, array = pair_towers(vision("convnext"), bert), PICTURES[0, :32, :32]
     torch.testing.assert_close(model.embed_images(array), model.embed_images(Image.fromarray(array)))
 
 
-def test_pooling_and_normalization_are_those_of_sentence_transformers(vision, sentences):
+def test_pooling_and_normalization_match_sentence_transformers(vision, sentences):
     model = pair_towers(vision("resnet"), sentences)
     expected = SentenceTransformer(str(sentences), device="cpu").encode(TEXTS, convert_to_tensor=True)
     model.model.text_projection = torch.nn.Identity()
@@ -154,14 +154,14 @@ def test_pooling_and_normalization_are_those_of_sentence_transformers(vision, se
         torch.testing.assert_close(model.encode_texts(model.tokenize(TEXTS)), expected, atol=1e-5, rtol=0)
 
 
-def test_batch_norms_that_learn_are_known(vision, bert):
+def test_learning_batch_norms_are_detected(vision, bert):
     model = pair_towers(vision("resnet"), bert)
     assert model.normalizes_by_batch
     model.freeze("image")
     assert not model.normalizes_by_batch
 
 
-def test_a_pair_that_transformers_has_a_class_for_opens_there(vision, tmp_path, bert_words):
+def test_a_pair_supported_by_transformers_opens_in_plain_transformers(vision, tmp_path, bert_words):
     text, out = tmp_path / "clip", tmp_path / "model"
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     CLIPTextModel(CLIPTextConfig(**TOWER, **special, vocab_size=len(bert_words))).save_pretrained(text)
@@ -177,7 +177,7 @@ def test_a_pair_that_transformers_has_a_class_for_opens_there(vision, tmp_path, 
         torch.testing.assert_close(F.normalize(found, dim=1), model.embed_texts(TEXTS), atol=1e-6, rtol=0)
 
 
-def test_heads_depend_on_the_seed_alone(vision, bert):
+def test_heads_depend_only_on_the_seed(vision, bert):
     folder = vision("convnext")
     torch.manual_seed(5)
     one = pair_towers(folder, bert, seed=3).fingerprint
@@ -186,7 +186,7 @@ def test_heads_depend_on_the_seed_alone(vision, bert):
     assert pair_towers(folder, bert, seed=4).fingerprint != one
 
 
-def test_towers_in_the_wrong_places_are_named(vision, bert, sentences, tmp_path):
+def test_unusable_towers_are_rejected(vision, bert, sentences, tmp_path):
     with pytest.raises(UserError, match=r"does not read pictures|image processor"):
         pair_towers(bert, bert)
     with pytest.raises(UserError, match=r"does not read text|tokenizer"):
@@ -214,7 +214,7 @@ def randomize(module, seed):
     return module.requires_grad_(False)
 
 
-def test_pictures_are_their_features_and_the_names_they_expect():
+def test_image_embeddings_join_standardized_features_and_expected_class_names():
     head = randomize(NamedFeatures(5, 3, 4, 0.3), 0)
     features = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for row, made in zip(features.numpy(), head(features).numpy(), strict=True):
@@ -232,7 +232,7 @@ def test_pictures_are_their_features_and_the_names_they_expect():
         assert np.isclose(np.linalg.norm(made), 1)
 
 
-def test_texts_are_pulled_towards_themselves_among_the_names_only():
+def test_text_embeddings_include_the_original_only_in_the_names_part():
     head = randomize(NamedTexts(4, 6, 9, 0.5, 3.0), 0)
     texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     learned, made = F.normalize(head.mlp(texts), dim=1), head(texts)
@@ -241,7 +241,8 @@ def test_texts_are_pulled_towards_themselves_among_the_names_only():
     torch.testing.assert_close(made[:, 5:], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_the_last_entry_of_a_picture_is_how_near_the_texts_of_the_bank_are():
+def test_the_last_entry_of_an_image_embedding_is_its_popularity():
+    """Popularity is the standardized, clipped mean similarity to the five nearest bank texts."""
     head = randomize(NamedFeatures(5, 3, 4, 0.3, bank=13), 0)
     features = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     made, plain = head(features), head.plain(features)
@@ -252,7 +253,7 @@ def test_the_last_entry_of_a_picture_is_how_near_the_texts_of_the_bank_are():
         assert last == pytest.approx(0.1 * np.clip((np.mean(nearest) - mean) / deviation, -3, 3))
 
 
-def test_texts_discount_it_whatever_their_length_is():
+def test_texts_discount_popularity_independently_of_their_norm():
     plain = randomize(NamedTexts(4, 6, 9, 0.5, 3.0), 0)
     head = randomize(NamedTexts(4, 6, 9, 0.5, 3.0, discounts=True), 0)
     head.load_state_dict(plain.state_dict(), strict=False)
@@ -262,7 +263,7 @@ def test_texts_discount_it_whatever_their_length_is():
     assert head(texts)[:, -1].tolist() == [-0.25] * 3
 
 
-def test_fewer_names_in_pictures_and_more_in_texts_rank_alike():
+def test_a_smaller_names_share_with_a_larger_gain_gives_the_same_ranking():
     gain = (0.2 / 0.8 * 0.95 / 0.05) ** 0.5
     features = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -274,7 +275,7 @@ def test_fewer_names_in_pictures_and_more_in_texts_rank_alike():
 
 
 def test_a_pair_with_a_classifier_is_exported_for_any_number_of_texts(vision, sentences, tmp_path):
-    """As the starter is."""
+    """The starter has this architecture."""
     onnxruntime = pytest.importorskip("onnxruntime")
     model = pair_towers(vision("efficientnet"), sentences, heads={"classes": 7, "text_hidden": 8, "bank": 5})
     write_text_graph(TextTower(model), tmp_path / "text.onnx")
@@ -284,7 +285,7 @@ def test_a_pair_with_a_classifier_is_exported_for_any_number_of_texts(vision, se
         np.testing.assert_allclose(session.run(None, given)[0], model.embed_texts(texts).numpy(), atol=1e-5)
 
 
-def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):
+def test_a_pair_with_a_classifier_can_be_loaded_again(vision, sentences, tmp_path):
     def learning(model):
         return [name for name, each in model.named_parameters() if each.requires_grad]
 
@@ -295,10 +296,10 @@ def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):
         f"model.text_projection.mlp.{layer}.{part}" for layer in ("up", "down", "direct") for part in ("weight", "bias")
     }
     model.lock("image")
-    assert not any(each.requires_grad for each in model.tower_parameters("image")), "nothing of its head learns"
+    assert not any(each.requires_grad for each in model.tower_parameters("image")), "no part of its head learns"
     randomize(model.model.visual_projection, 2).float()
     again = load_model(model.save(tmp_path / "model"), "cpu")
-    assert learning(again) == learns, "what is fixed stays so, or a resumed run would train it"
+    assert learning(again) == learns, "fixed parameters stay fixed, or a resumed run would train them"
     again.save(tmp_path / "again")
     assert (tmp_path / "again" / "config.json").read_bytes() == (tmp_path / "model" / "config.json").read_bytes()
     torch.testing.assert_close(again.embed_images(PICTURES), model.embed_images(PICTURES), atol=0, rtol=0)
