@@ -1,4 +1,4 @@
-"""Stand-ins for the rooms above: a model and an objective of a few lines, of which everything is known."""
+"""Minimal models and objectives for trainer tests, and fixtures that run code in other processes."""
 
 import json
 import multiprocessing
@@ -28,7 +28,7 @@ WIDTH, LENGTH, WORDS = 6, 5, 11
 
 
 class SmallModel(nn.Module):
-    """Two towers with dropout; the text tower reads a mask, as real ones do."""
+    """Two small towers with dropout; the text tower uses a mask, as real ones do."""
 
     def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class SmallModel(nn.Module):
 
 
 class SmallObjective(Objective):
-    """A sigmoid loss with temperatures, a head that decays, and a buffer that remembers the last batch."""
+    """Sigmoid loss with temperatures, a head with weight decay, and a buffer that stores the last batch's mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class SmallObjective(Objective):
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        # Every process forms the whole loss, and answers for its share of it.
+        # Every process computes the whole loss and returns its share.
         images, texts = shard.gather(images), shard.gather(texts)
         labels = None if labels is None else shard.gather(labels)
         views, context = (None if rows is None else shard.gather(rows) for rows in (views, context))
@@ -117,7 +117,7 @@ class SmallObjective(Objective):
 
 
 def inputs_of_step(step: int, rows: int = 12, first: int = 0, last: int | None = None) -> Inputs:
-    """Rows ``first:last`` of a batch that is a function of the step."""
+    """Return rows ``first:last`` of a batch that depends only on the step."""
     generator = torch_generator("batch", step)
     images = torch.randn(rows, 4, generator=generator)
     ids = torch.randint(0, WORDS, (rows, LENGTH), generator=generator)
@@ -127,7 +127,7 @@ def inputs_of_step(step: int, rows: int = 12, first: int = 0, last: int | None =
 
 
 def small_parts(recipe, place, saved_model) -> Parts:
-    """What `assemble` makes, of stand-ins."""
+    """Replacement for `assemble` with a small model and objective."""
     torch.manual_seed(recipe.seed)
     model, objective = SmallModel(), SmallObjective()
     if saved_model:
@@ -145,15 +145,15 @@ def small_parts(recipe, place, saved_model) -> Parts:
     return Parts(model, objective, feed, seen)
 
 
-def watched_parts(meet, parts=small_parts):
-    """``parts`` that call ``meet(step, inputs, place)`` before each step; inputs that it returns replace the step's."""
+def watched_parts(callback, parts=small_parts):
+    """Make ``parts`` call ``callback(step, inputs, place)`` before each step; it may return replacement inputs."""
 
     def assemble(recipe, place, saved_model) -> Parts:
         made = parts(recipe, place, saved_model)
 
         def feed(start: int, stop: int):
             for step, inputs in enumerate(made.feed(start, stop), start):
-                yield meet(step, inputs, place) or inputs
+                yield callback(step, inputs, place) or inputs
 
         return replace(made, feed=feed)
 
@@ -161,17 +161,17 @@ def watched_parts(meet, parts=small_parts):
 
 
 def failing_parts(at: int, error: Exception, parts=small_parts):
-    """``parts`` whose batch of step ``at`` raises."""
+    """Make ``parts`` raise when step ``at`` asks for its batch."""
 
-    def meet(step, *_):
+    def callback(step, *_):
         if step == at:
             raise error
 
-    return watched_parts(meet, parts)
+    return watched_parts(callback, parts)
 
 
 def cut_and_resumed(recipe, out: Path, at: int, **options) -> Path:
-    """The model of a run that lost its power at an evaluation after step ``at``, and was resumed."""
+    """Interrupt a run in an evaluation after step ``at``, resume it, and return its model."""
 
     def power_cut(model):
         raise RuntimeError("power")
@@ -183,7 +183,7 @@ def cut_and_resumed(recipe, out: Path, at: int, **options) -> Path:
 
 @pytest.fixture(scope="session")
 def small():
-    """The stand-ins, by name."""
+    """Small parts by name."""
     return SimpleNamespace(
         Model=SmallModel, Objective=SmallObjective, inputs=inputs_of_step, parts=small_parts, watched=watched_parts,
         failing=failing_parts,
@@ -197,7 +197,7 @@ def cut_and_resumed_fixture():
 
 @pytest.fixture(scope="session")
 def noise(tmp_path_factory) -> Path:
-    """A CSV of twenty pictures of noise with captions."""
+    """CSV of twenty captioned noise pictures."""
     folder, random = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
     rows = ["path,caption"]
     for number in range(20):
@@ -209,13 +209,13 @@ def noise(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """A small checkpoint of transformers to continue from."""
+    """Small transformers checkpoint to start from."""
     return build_model("tiny", texts=["noise number many colors"]).save(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture
 def in_processes():
-    """Run ``work(rank)`` in forked processes that have joined each other, as `torchrun` would start them."""
+    """Return a function that runs ``work(rank)`` in forked processes, with the environment that `torchrun` sets."""
 
     def run(work, size: int) -> None:
         with socket.socket() as free:
@@ -240,7 +240,7 @@ def in_processes():
 
 @pytest.fixture(scope="session")
 def in_child():
-    """Run ``work`` in a forked process; its exit status, negative for a signal."""
+    """Return a function that runs ``work`` in a forked process and returns its exit status, negative for a signal."""
 
     def run(work) -> int:
         child = multiprocessing.get_context("fork").Process(target=work)

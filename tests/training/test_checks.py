@@ -1,4 +1,4 @@
-"""Contradictions in a recipe are errors before the first step; options without effect are warnings."""
+"""Contradictory recipes are rejected before the first step; options without effect give warnings."""
 
 from dataclasses import replace
 
@@ -23,28 +23,28 @@ CAPTIONS, LABELS = ("--captions", "glyphs:captions"), ("--labels", "glyphs:label
 ERRORS = {
     "prefix without labels": ("prefix-tiny", CAPTIONS, "--model.prefixes label"),
     "prefix without captions": ("clip-tiny", (*LABELS, "--model.prefixes", "caption"), "--model.prefixes caption"),
-    "weights of three": ("prefix-tiny", ("--data.weights", "2", "1", "1"), "--data.weights"),
-    "weights of nothing": ("prefix-tiny", ("--data.weights", "2", "0"), "--data.weights"),
-    "one share": ("clip-tiny", ("--shard-weights",), "--shard-weights"),
-    "lora of a preset": ("glyphs-siglip", ("--lora", "2"), "--model.lora"),
-    "prefixes that are still": ("prefix-tiny", ("--model.freeze", "text"), "--model.prefixes"),
-    "a start that is not there": ("glyphs-siglip", ("--model", "./nowhere"), "./nowhere: no such folder"),
-    "an objective that is not there": ("clip-tiny", ("--objective", "softmx"), "softmx"),
+    "too many weights": ("prefix-tiny", ("--data.weights", "2", "1", "1"), "--data.weights"),
+    "zero weight": ("prefix-tiny", ("--data.weights", "2", "0"), "--data.weights"),
+    "sharding one process": ("clip-tiny", ("--shard-weights",), "--shard-weights"),
+    "lora on a preset": ("glyphs-siglip", ("--lora", "2"), "--model.lora"),
+    "prefixes of a frozen tower": ("prefix-tiny", ("--model.freeze", "text"), "--model.prefixes"),
+    "missing start": ("glyphs-siglip", ("--model", "./nowhere"), "./nowhere: no such folder"),
+    "unknown objective": ("clip-tiny", ("--objective", "softmx"), "softmx"),
     "no recipe": (None, ("--steps", "3"), "RECIPE"),
 }
-"""Recipe, words of a command, and what the error names before anything is opened."""
+"""Recipe, command-line words, and the part named in the error."""
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_what_no_run_can_be_made_of_is_refused_before_anything_is_opened(name, tmp_path, capsys, monkeypatch):
-    recipe, words, named = ERRORS[name]
+def test_an_impossible_run_is_rejected_before_anything_is_opened(name, tmp_path, capsys, monkeypatch):
+    recipe, words, culprit = ERRORS[name]
     for work in ("open_sources", "load_model", "build_model"):
         monkeypatch.delattr(assembly, work)
     out = ("--out", str(tmp_path / "run"), "--device", "cpu")
     assert cli.main(["train", *([recipe] if recipe else []), *words, *out]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert culprit in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -57,13 +57,13 @@ _MANY = {
 IDLE = {
     "CLIP on captions": ("clip-tiny", _MANY),
     "words": ("glyphs-siglip", {"--checkpoint-activations": (), "--model.tokenizer": ("t",)}),
-    "nothing": ("siglip-tiny", {}),  # its bias comes from the recipe, not from the user
+    "nothing": ("siglip-tiny", {}),  # the recipe's own bias causes no warning
 }
-"""Recipe, and options without effect."""
+"""Recipe, and options without effect on it."""
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_an_option_without_effect_is_a_warning_and_the_run_goes_on(name, tmp_path, capfd):
+def test_options_without_effect_give_warnings_and_the_run_continues(name, tmp_path, capfd):
     recipe, options = IDLE[name]
     words = [word for option, values in options.items() for word in (option, *values)]
     data = ("--data", "glyphs:captions?size=40", "--objective", "sigmoid" if name == "words" else "softmax")
@@ -72,7 +72,7 @@ def test_an_option_without_effect_is_a_warning_and_the_run_goes_on(name, tmp_pat
     assert sorted(warned) == sorted(options)
 
 
-def test_adapters_that_could_not_be_saved_and_weights_that_could_not_be_split_are_refused_at_once(monkeypatch):
+def test_lora_without_peft_and_sharding_with_an_old_torch_are_rejected_at_once(monkeypatch):
     monkeypatch.setattr("recollect.models.lora.find_spec", lambda name: None)
     recipe = Recipe(model=Model("m/m", lora=2), data=Data(captions=("none.csv",)))
     with pytest.raises(UserError, match="PEFT"):
@@ -82,7 +82,7 @@ def test_adapters_that_could_not_be_saved_and_weights_that_could_not_be_split_ar
         check_at_once(replace(recipe, model=Model("m/m"), shard_weights=True), None, resumed=False)
 
 
-def test_a_column_of_one_kind_of_file_need_not_be_in_files_of_the_other(tmp_path):
+def test_column_options_apply_only_to_the_sources_that_need_them(tmp_path):
     captions, labels = tmp_path / "captions.csv", tmp_path / "labels.csv"
     Image.new("RGB", (8, 8), "red").save(tmp_path / "0.png")
     for file, column in ((captions, "told"), (labels, "bird")):
@@ -100,14 +100,14 @@ def test_a_column_of_one_kind_of_file_need_not_be_in_files_of_the_other(tmp_path
         {"stop_gradient": "both", "value_head": 1},
     ],
 )
-def test_ablations_of_which_one_would_say_nothing_are_refused(options):
+def test_ablations_without_effect_in_combination_are_rejected(options):
     with pytest.raises(ValueError, match=next(iter(options)) if "stop_gradient" in options else "augmented"):
         ContextOptions(**options)
     for name, value in options.items():
         assert getattr(ContextOptions(**{name: value}), name) == value
 
 
-def test_prefixes_that_could_not_learn_or_of_another_number_than_a_checkpoint_has_are_refused(tmp_path):
+def test_prefixes_that_cannot_learn_or_differ_in_length_from_the_checkpoint_are_rejected(tmp_path):
     bare, known = (str(build_model("tiny-conv", texts=["a photo"], prefixes=kinds).save(tmp_path / str(len(kinds))))
                    for kinds in ((), ("caption",)))  # fmt: skip
     for still in ({"freeze": "text"}, {"locked": "both"}):
@@ -118,23 +118,23 @@ def test_prefixes_that_could_not_learn_or_of_another_number_than_a_checkpoint_ha
         start_model(Model(known, prefixes=("caption", "caption")), (), 0)
 
 
-def test_a_batch_of_which_processes_could_not_have_equal_shares_is_refused_before_anything_is_opened():
+def test_a_batch_size_that_does_not_divide_over_the_processes_is_rejected_at_once():
     recipe = replace(RECIPES["clip-tiny"](), batch_size=8)
     with pytest.raises(UserError, match="--batch-size 8: does not divide over 3 processes"):
         check_at_once(recipe, ProcessRanks(0, 3, torch.device("cpu")), resumed=False)
 
 
-def test_activations_of_towers_that_do_not_learn_are_not_recomputed(capfd):
+def test_activation_checkpointing_of_frozen_towers_gives_a_warning(capfd):
     recipe, model = RECIPES["siglip-tiny"](), build_model("tiny", texts=["a photo"])
     for still, learns in (({"locked": "image"}, True), ({"freeze": "text"}, True), ({"locked": "both"}, False),
                           ({"locked": "image", "freeze": "text"}, False)):  # fmt: skip
-        asked = replace(recipe, checkpoint_activations=True, model=Model("tiny", **still))
-        warn_idle(asked, (), model, ProcessRanks(0, 1, torch.device("cpu")))
+        frozen = replace(recipe, checkpoint_activations=True, model=Model("tiny", **still))
+        warn_idle(frozen, (), model, ProcessRanks(0, 1, torch.device("cpu")))
         assert ("--checkpoint-activations has no effect" in capfd.readouterr().err) != learns
     assert PRESETS["tiny"].recomputable == model.recomputable
 
 
-def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
+def test_crop_and_flip_options_apply_to_towers_without_default_augmentation():
     model, picture = (
         build_model("tiny-conv", texts=["a photo"]),
         np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3),
@@ -149,7 +149,7 @@ def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
     assert len({cropped.pixels(picture, generator).tobytes() for _ in range(8)}) == 8
 
 
-def test_a_table_without_captions_is_refused_with_its_columns(tmp_path):
+def test_the_error_for_a_table_without_captions_lists_its_columns(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "list.csv").write_text("file,description\na.png,a red boat\n")
     spec = f"{tmp_path}/list.csv"

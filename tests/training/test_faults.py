@@ -1,4 +1,4 @@
-"""Kills, power cuts, full disks and flipped bits at every write of a run: it goes on to the bits of an unbroken one."""
+"""Runs recover bit for bit from kills, power cuts, full disks and flipped bits at any write."""
 
 import json
 import re
@@ -31,23 +31,21 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def outcome(out: Path):
-    """All that a run leaves, without what a clock says."""
+    """Return everything a run writes except timings."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("examples_per_second", None)
-    assert not [path.name for path in out.rglob(".*")], "nothing half-written stays behind"
+    assert not [path.name for path in out.rglob(".*")], "unfinished files left behind"
     return files(out / "model"), files(out / "checkpoints"), lines
 
 
-def count(record_property, counts) -> None:
+def record_counts(record_property, counts) -> None:
     for fault, number in counts.items():
         record_property("faults", f"{fault}: {number}")
 
 
-@pytest.mark.parametrize("steps", [2, 3])  # a new run, and a longer run on the finished one
-def test_after_a_kill_or_a_power_cut_at_any_write_of_a_run_it_goes_on_to_the_same_bits(
-    small, tmp_path, record_property, steps
-):
+@pytest.mark.parametrize("steps", [2, 3])  # a new run; a finished run that is extended
+def test_a_run_resumes_to_the_same_bits_after_a_kill_or_power_cut_at_any_write(small, tmp_path, record_property, steps):
     recipe, run = replace(RECIPE, steps=steps), tmp_path / "first" / "run"
     run.parent.mkdir()
     if steps > RECIPE.steps:
@@ -64,12 +62,10 @@ def test_after_a_kill_or_a_power_cut_at_any_write_of_a_run_it_goes_on_to_the_sam
         counts[fault] += 1
     assert counts["kill"] > 5
     assert counts["power cut"] > 2
-    count(record_property, {f"training of {steps} steps, {fault}": number for fault, number in counts.items()})
+    record_counts(record_property, {f"training of {steps} steps, {fault}": number for fault, number in counts.items()})
 
 
-def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on_when_there_is_room(
-    small, tmp_path, record_property
-):
+def test_a_full_disk_at_any_write_gives_a_one_line_error_and_the_run_can_be_resumed(small, tmp_path, record_property):
     whole = tmp_path / "whole"
     train(RECIPE, whole, device="cpu", assemble=small.parts)
     unbroken = outcome(whole)
@@ -78,13 +74,13 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on_when_t
         out = tmp_path / f"{after}"
         out.mkdir()
         with full_disk(out, after) as refused:
-            said = None
+            message = None
             try:
                 train(RECIPE, out / "run", device="cpu", assemble=small.parts)
-            except (UserError, OSError) as error:  # the command makes one line of both
-                said = str(error)
+            except (UserError, OSError) as error:  # the command prints one line for either
+                message = str(error)
         if refused[0]:
-            assert said is None or (re.search("No space left|disk is full", said) and "\n" not in said), said
+            assert message is None or (re.search("No space left|disk is full", message) and "\n" not in message)
         if not refused[0]:
             break
         met += 1
@@ -92,11 +88,11 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on_when_t
         assert outcome(out / "run") == unbroken, after
         shutil.rmtree(out)
     assert met > 10
-    count(record_property, {"training, full disk": met})
+    record_counts(record_property, {"training, full disk": met})
 
 
-def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, tmp_path, record_property, capfd):
-    """Every file, and of each file a bit near its start, its middle and its end."""
+def test_a_flipped_bit_in_any_checkpoint_file_is_detected(small, tmp_path, record_property, capfd):
+    """Flip a bit near the start, middle and end of every file."""
     recipe = replace(RECIPE, steps=3, checkpoints_kept=2)
     whole = tmp_path / "whole"
     train(recipe, whole, device="cpu", assemble=small.parts)
@@ -120,10 +116,10 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, tmp_path, reco
             shutil.rmtree(out)
             flips += 1
     assert flips >= 12
-    count(record_property, {"checkpoint, flipped bit": flips})
+    record_counts(record_property, {"checkpoint, flipped bit": flips})
 
 
-def test_captions_that_were_written_survive_any_kill_or_power_cut(tmp_path, record_property):
+def test_written_captions_survive_any_kill_or_power_cut(tmp_path, record_property):
     written = {f"{number}": f"a picture called {number}" for number in range(4)}
     (tmp_path / "first").mkdir()
     with recorded(tmp_path / "first") as disk:
@@ -136,9 +132,9 @@ def test_captions_that_were_written_survive_any_kill_or_power_cut(tmp_path, reco
         assert len(CaptionFile(path).captions) >= done, (fault, done, tree)
         CaptionFile(path).write({id: text for id, text in written.items() if id not in CaptionFile(path).captions})
         assert CaptionFile(path).captions == written
-        assert path.read_text().count("\n") == len(written)
+        assert path.read_text().record_counts("\n") == len(written)
         counts[fault] += 1
-    count(record_property, {f"captions, {fault}": number for fault, number in counts.items()})
+    record_counts(record_property, {f"captions, {fault}": number for fault, number in counts.items()})
 
 
 # --- evaluations and studies ------------------------------------------------------------------------------------------
@@ -146,7 +142,7 @@ def test_captions_that_were_written_survive_any_kill_or_power_cut(tmp_path, reco
 
 @pytest.fixture
 def study(small, monkeypatch):
-    """A study of two trainings, of stand-ins, with two results each."""
+    """Study of two small trainings with two results each."""
     from recollect_papers import runs
 
     def quick(recipe, folder, resume=False):
@@ -169,7 +165,7 @@ def study(small, monkeypatch):
     return lambda out: list(runs.run(jobs, out, workers=1).rows())
 
 
-def test_a_study_that_falls_at_any_write_goes_on_to_the_same_results(study, tmp_path, record_property, unchecked):
+def test_an_interrupted_study_continues_to_the_same_results(study, tmp_path, record_property, unchecked):
     (tmp_path / "first").mkdir()
     with recorded(tmp_path / "first") as disk:
         unbroken = study(tmp_path / "first" / "out")
@@ -182,10 +178,12 @@ def test_a_study_that_falls_at_any_write_goes_on_to_the_same_results(study, tmp_
             shutil.rmtree(place)
             counts[fault] += 1
     assert counts["kill"] > 15
-    count(record_property, {f"study, {fault}": number for fault, number in counts.items()})
+    record_counts(record_property, {f"study, {fault}": number for fault, number in counts.items()})
 
 
-def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(tmp_path, record_property, unchecked):
+def test_features_and_results_are_complete_or_absent_and_flipped_bits_are_detected(
+    tmp_path, record_property, unchecked
+):
     encoder, source = SimpleNamespace(fingerprint="e"), open_source("latents:captions")
     images = np.random.default_rng(0).standard_normal((4, 3), dtype=np.float32)
     kept = Features(images, np.arange(4), tuple("abcd"), ("",) * 4, np.arange(4))
@@ -215,15 +213,15 @@ def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(tmp_
         found = cache.load(encoder, source)
         assert found is None or (np.array_equal(found.images, images) and np.array_equal(found.labels, kept.labels))
         counts["flipped bit"] += 1
-    count(record_property, {f"evaluation, {fault}": number for fault, number in counts.items()})
+    record_counts(record_property, {f"evaluation, {fault}": number for fault, number in counts.items()})
 
 
-# --- the faults find bugs that are planted ----------------------------------------------------------------------------
+# --- the simulated faults find planted bugs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("forgotten", ["file", "folder"])
-def test_a_write_that_forgets_an_fsync_is_found(tmp_path, monkeypatch, forgotten):
-    """A file that is renamed without being on the disk, or whose name is not: after a power cut it is empty or gone."""
+def test_a_missing_fsync_is_detected(tmp_path, monkeypatch, forgotten):
+    """Without the fsync of a file or its folder, the file is empty or missing after a power cut."""
     import os
 
     from recollect.core import files
@@ -239,18 +237,18 @@ def test_a_write_that_forgets_an_fsync_is_found(tmp_path, monkeypatch, forgotten
             )
         write_text(tmp_path / "disk" / "a.txt", "whole")
         disk.mark()
-        disk.look()
+        disk.capture()
     left = [tree.get("a.txt") for _, tree, done in disk.states.values() if done]
     assert left
     assert any(content != b"whole" for content in left)
 
 
-def test_a_write_that_forgets_nothing_is_whole_after_any_fault(tmp_path):
+def test_a_correct_write_is_complete_after_any_fault(tmp_path):
     (tmp_path / "disk").mkdir()
     with recorded(tmp_path / "disk") as disk:
         make_folder(tmp_path / "disk" / "a" / "b")
         write_text(tmp_path / "disk" / "a" / "b" / "c.txt", "whole")
         disk.mark()
-        disk.look()
+        disk.capture()
     for fault, tree, done in disk.states.values():
         assert tree.get("a/b/c.txt") in ((b"whole",) if done else (None, b"whole")), fault

@@ -1,4 +1,4 @@
-"""What reads a memory, learning over two processes: each keeps its rows, and together they have the step of one."""
+"""A fusion trained on two processes takes the same step as on one."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ CASES = [
 ]
 
 
-def moved(module):
-    """In float64, and away from its start: an untrained block has branches of zeros, behind which nothing learns."""
+def perturbed(module):
+    """Convert to float64 and perturb: an untrained block has zero branches, behind which no gradient flows."""
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -35,16 +35,16 @@ def gradients(**modules):
 
 
 def fused(case, rank, shard):
-    """Loss, report and gradients, of the fusion and of the temperature, for this process's rows of one batch."""
+    """Return loss, report and gradients of fusion and temperature for this process's rows of a batch."""
     start, terms, masked = CASES[case]
     torch.manual_seed(1)
-    towers = moved(FusionTowers(FusionModule(FusionSettings(WIDTH, start=start))))
+    towers = perturbed(FusionTowers(FusionModule(FusionSettings(WIDTH, start=start))))
     objective = FusionObjective(terms, scale=5.0).double()
     images, texts = (torch.randn(BATCH, PLACES, WIDTH, dtype=torch.float64) for _ in range(2))
-    images[3, 2:] = 0  # empty places
-    groups = torch.stack([torch.arange(BATCH) % 5, torch.arange(BATCH) % 7], dim=1)  # some across the processes
+    images[3, 2:] = 0  # empty slots
+    groups = torch.stack([torch.arange(BATCH) % 5, torch.arange(BATCH) % 7], dim=1)  # some span both processes
     mine = rows_of(rank, shard)
-    # the towers hand on float32, as they are trained; here the fusion is asked itself
+    # Call the fusion directly: the towers would convert to float32.
     refined = [towers.fusion(*each) for each in (("image", images[mine]), ("text", texts[mine]))]
     rows = [torch.cat([made, tokens[mine, 0]], dim=1) for made, tokens in zip(refined, (images, texts), strict=True)]
     loss, report = objective(*rows, labels=groups[mine] if masked else None, shard=shard)
@@ -53,7 +53,7 @@ def fused(case, rank, shard):
     return {"total": shard.total(loss), **report, **gradients(towers=towers, objective=objective)}
 
 
-def test_two_processes_have_the_loss_and_gradients_of_one(in_processes, tmp_path):
+def test_two_processes_give_the_loss_and_gradients_of_one(in_processes, tmp_path):
     made = range(len(CASES))
 
     def work(rank):

@@ -1,4 +1,4 @@
-"""Training on what a frozen tower made once."""
+"""Training on the cached features of a frozen tower."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pairs(tmp_path) -> Path:
-    """Thirty pictures of noise, with two captions each."""
+    """JSON lines of thirty noise pictures with two captions each."""
     folder, random = tmp_path / "pairs", np.random.default_rng(0)
     folder.mkdir()
     lines = []
@@ -50,7 +50,7 @@ def pairs(tmp_path) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    """A small SigLIP of transformers."""
+    """Small SigLIP checkpoint."""
     return build_model("tiny", texts=["noise number many colors a picture called"]).save(tmp_path / "checkpoint")
 
 
@@ -63,7 +63,7 @@ def recipe_for(start, pairs, **model):
     return replace(recipe, model=Model(str(start), **model), data=Data(captions=(str(pairs),)))
 
 
-def test_features_are_those_of_the_tower_and_the_head_makes_its_embeddings(pairs, checkpoint):
+def test_features_match_the_tower_and_the_head_turns_them_into_embeddings(pairs, checkpoint):
     encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
     kept = lock_source(encoder, source)
     torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images(pictures(source)))
@@ -75,7 +75,7 @@ def test_features_are_those_of_the_tower_and_the_head_makes_its_embeddings(pairs
     assert len(kept) == 30
 
 
-def test_a_step_on_features_has_the_gradients_of_a_step_on_pixels(pairs, checkpoint):
+def test_a_step_on_features_gives_the_gradients_of_a_step_on_pixels(pairs, checkpoint):
     encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
     kept = lock_source(encoder, source)
     encoder.lock("image")
@@ -96,7 +96,7 @@ def test_a_step_on_features_has_the_gradients_of_a_step_on_pixels(pairs, checkpo
 
 
 @pytest.mark.parametrize("parts", ["image", "both"])
-def test_a_locked_checkpoint_is_saved_whole_and_only_its_heads_have_moved(parts, pairs, checkpoint, tmp_path):
+def test_a_locked_checkpoint_is_saved_complete_with_only_its_heads_changed(parts, pairs, checkpoint, tmp_path):
     folder = train(recipe_for(checkpoint, pairs, locked=parts), tmp_path / "run", device="cpu")
     before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -113,20 +113,20 @@ def test_a_locked_checkpoint_is_saved_whole_and_only_its_heads_have_moved(parts,
     )
 
 
-def test_a_frozen_and_locked_image_tower_does_not_learn_at_all(pairs, checkpoint, tmp_path):
-    """LiT."""
+def test_an_image_tower_that_is_frozen_and_locked_does_not_learn(pairs, checkpoint, tmp_path):
+    """This is LiT."""
     folder = train(recipe_for(checkpoint, pairs, locked="image", freeze="image"), tmp_path / "run", device="cpu")
     before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("vision_model."))
     assert any(not torch.equal(before[name], after[name]) for name in before if name.startswith("text_model."))
 
 
-def test_a_second_run_embeds_nothing(pairs, checkpoint, tmp_path, monkeypatch):
+def test_a_second_run_uses_cached_features(pairs, checkpoint, tmp_path, monkeypatch):
     recipe = recipe_for(checkpoint, pairs, locked="both")
     train(recipe, tmp_path / "one", device="cpu")
 
     def embed(*_):
-        raise AssertionError("what is kept was computed again")
+        raise AssertionError("cached features were computed again")
 
     monkeypatch.setattr(locked, "_embed", embed)
     monkeypatch.setattr("recollect.models.DualEncoder.pooled_texts", embed)
@@ -134,20 +134,20 @@ def test_a_second_run_embeds_nothing(pairs, checkpoint, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "foreign"])
-def test_a_damaged_file_of_features_is_made_again(damage, pairs, checkpoint, tmp_path):
+def test_a_damaged_feature_file_is_recreated(damage, pairs, checkpoint, tmp_path):
     encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
     made = lock_source(encoder, source).features.clone()
     (file,) = (tmp_path / "cache" / "features").iterdir()
     whole = file.read_bytes()
     flipped = bytearray(whole)
     flipped[-100] ^= 4
-    file.unlink()  # the first result still maps it
+    file.unlink()  # the first result has it memory-mapped
     file.write_bytes({"flip": bytes(flipped), "cut": whole[:-50], "foreign": b"not a tensor"}[damage])
     assert torch.equal(lock_source(encoder, source).features, made)
     assert file.read_bytes() == whole
 
 
-def test_features_are_kept_by_what_they_depend_on(pairs, checkpoint):
+def test_features_are_cached_by_stem_and_transform(pairs, checkpoint):
     encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
     first = lock_source(encoder, source)
     with torch.no_grad():
@@ -157,14 +157,14 @@ def test_features_are_kept_by_what_they_depend_on(pairs, checkpoint):
     assert lock_source(encoder, source).fingerprint != first.fingerprint
 
 
-def test_views_are_the_picture_and_crops_of_it(pairs, checkpoint):
+def test_views_are_the_picture_and_random_crops(pairs, checkpoint):
     encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
     one, three = lock_source(encoder, source), lock_source(encoder, source, views=3)
     torch.testing.assert_close(three.features[:, 0], one.features[:, 0])
     assert not torch.isclose(three.features[:, 1], three.features[:, 0]).all(1).any()
     assert not torch.isclose(three.features[:, 1], three.features[:, 2]).all(1).any()
     smaller = replace(encoder.training_transform(), scale=(0.1, 0.2))
-    other = lock_source(encoder, source, views=3, crops=smaller)  # not those that are kept of larger crops
+    other = lock_source(encoder, source, views=3, crops=smaller)  # must not reuse cached views of larger crops
     torch.testing.assert_close(other.features[:, 0], one.features[:, 0])
     assert not torch.isclose(other.features[:, 1], three.features[:, 1]).all(1).any()
     assert len({each.fingerprint for each in (one, three, other)}) == 3
@@ -173,19 +173,19 @@ def test_views_are_the_picture_and_crops_of_it(pairs, checkpoint):
     assert which == {0, 1, 2}
 
 
-def test_a_sample_is_read_with_all_of_its_captions_in_turn(pairs, checkpoint):
+def test_all_captions_of_a_sample_are_drawn(pairs, checkpoint):
     kept = lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
-    told = {kept.batch(np.array([7]), seed)[1][0] for seed in range(20)}
-    assert told == set(kept.texts(7))
+    drawn = {kept.batch(np.array([7]), seed)[1][0] for seed in range(20)}
+    assert drawn == set(kept.texts(7))
     rows = np.array([5, 2, 9])
     features, texts, labels = kept.batch(rows, 3)
     assert torch.equal(features, kept.features[torch.from_numpy(rows), 0])
     assert all(text in kept.texts(int(row)) for row, text in zip(rows, texts, strict=True))
     assert labels.tolist() == [-1, -1, -1]
-    assert kept.batch(rows[1:2], 3)[1] == texts[1:2], "a row's caption does not depend on its batch"
+    assert kept.batch(rows[1:2], 3)[1] == texts[1:2], "a row's caption must not depend on its batch"
 
 
-def test_pictures_that_cannot_be_read_are_left_out(pairs, checkpoint, capsys):
+def test_unreadable_pictures_are_skipped(pairs, checkpoint, capsys):
     (pairs.parent / "11.png").write_bytes(b"no picture")
     source, encoder = open_source(str(pairs)), load_model(checkpoint, "cpu")
     kept = lock_source(encoder, source, broken_share=0.5)
@@ -197,10 +197,10 @@ def test_pictures_that_cannot_be_read_are_left_out(pairs, checkpoint, capsys):
         lock_source(encoder, source, store=FeatureStore(pairs.parent / "elsewhere"))
 
 
-class Untold(Source):
-    """Pictures of which the second has no caption."""
+class MissingCaption(Source):
+    """Pictures; the second has no caption."""
 
-    name = "untold"
+    name = "missing-caption"
 
     def __len__(self):
         return 3
@@ -210,14 +210,14 @@ class Untold(Source):
         return Sample(picture, () if index == 1 else (f"number {index}",), NO_LABEL, self.name, self.kind, str(index))
 
 
-def test_pictures_without_a_caption_are_left_out(checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), Untold()
+def test_pictures_without_a_caption_are_skipped(checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), MissingCaption()
     kept = lock_source(encoder, source)
     assert kept.indices.tolist() == [0, 2]
     torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images([source[0].image, source[2].image]))
 
 
-def test_classes_are_called_by_their_synonyms_also_where_the_first_has_none(pairs, checkpoint, tmp_path):
+def test_class_synonyms_are_used_even_if_the_first_class_has_none(pairs, checkpoint, tmp_path):
     lines = [json.dumps({"path": f"{n}.png", "label": "cat" if n < 9 else "dog", "others": ["hound"] if n > 8 else []})
              for n in range(18)]  # fmt: skip
     (pairs.parent / "classes.jsonl").write_text("\n".join(lines))
@@ -230,17 +230,17 @@ def test_classes_are_called_by_their_synonyms_also_where_the_first_has_none(pair
     assert set(texts) <= set(possible_texts(kept))
 
 
-def test_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):
+def test_cached_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):
     encoder = load_model(checkpoint, "cpu")
     encoder.add_prefixes(("caption", "label"))
     kept = lock_source(encoder, open_source(str(pairs)))
-    asked = ("a picture called 3", "noise number 4 in many colors")
-    found = TextFeatures(encoder, (kept,))(asked, ("caption", "caption"))
-    torch.testing.assert_close(found, encoder.pooled_texts(asked, "caption"))
-    assert not torch.allclose(found, encoder.pooled_texts(asked, "label"), atol=1e-4)
+    captions = ("a picture called 3", "noise number 4 in many colors")
+    found = TextFeatures(encoder, (kept,))(captions, ("caption", "caption"))
+    torch.testing.assert_close(found, encoder.pooled_texts(captions, "caption"))
+    assert not torch.allclose(found, encoder.pooled_texts(captions, "label"), atol=1e-4)
 
 
-def test_every_wording_of_a_class_is_known(checkpoint):
+def test_possible_texts_include_every_template_of_every_class(checkpoint):
     encoder, source = load_model(checkpoint, "cpu"), open_source("glyphs:labels")
     small = locked.LockedSource(source, np.arange(50), torch.zeros(50, 1, 4), "none")
     texts = set(possible_texts(small))
@@ -250,7 +250,7 @@ def test_every_wording_of_a_class_is_known(checkpoint):
     assert encoder.pooled_texts(sorted(texts)[:2]).shape == (2, 64)
 
 
-def test_a_made_world_is_embedded_up_to_a_bound(monkeypatch, checkpoint):
+def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch, checkpoint):
     monkeypatch.setattr(locked, "MADE_ROWS", 40)
     kept = lock_source(build_model("glyph-random", texts=["a"]), open_source("glyphs:captions"))
     assert len(kept) == 40
@@ -258,7 +258,7 @@ def test_a_made_world_is_embedded_up_to_a_bound(monkeypatch, checkpoint):
     assert kept.batch(np.array([3, 39]), 0)[1] == [kept.texts(3)[0], kept.texts(39)[0]]
 
 
-def test_no_room_for_the_features_is_said_in_one_line(pairs, checkpoint, monkeypatch):
+def test_a_full_feature_cache_gives_an_error_with_its_size_and_setting(pairs, checkpoint, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 

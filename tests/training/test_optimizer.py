@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recollect.training.optimizer import Optimizer, build_optimizer, learning_rate, parameters, set_learning_rate
 
 
-def test_only_matrices_of_towers_and_heads_decay(small):
+def test_only_weight_matrices_decay(small):
     optimizer = build_optimizer(small.Model(), small.Objective(), Optimizer(weight_decay=0.3))
     decay = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
     assert {name for name, value in decay.items() if value == 0.3} == {
@@ -29,7 +29,7 @@ def test_only_matrices_of_towers_and_heads_decay(small):
     }
 
 
-def test_temperatures_learn_at_their_own_rate(small):
+def test_temperatures_have_a_separate_learning_rate(small):
     optimizer = build_optimizer(small.Model(), small.Objective(), Optimizer(temperature_factor=20.0))
     set_learning_rate(optimizer, 0.01)
     rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
@@ -37,14 +37,14 @@ def test_temperatures_learn_at_their_own_rate(small):
     assert set(rates.values()) == {0.01}
 
 
-def test_a_frozen_parameter_is_not_touched(small):
+def test_frozen_parameters_are_not_optimized(small):
     model = small.Model()
     model.image.requires_grad_(False)
     assert not any("image" in name for name in parameters(build_optimizer(model, small.Objective(), Optimizer())))
 
 
-def test_one_update_is_adamw_as_written(small):
-    """Loshchilov and Hutter, 2019, in float64: decay first, then the step of Adam with bias correction."""
+def test_updates_match_adamw(small):
+    """Loshchilov and Hutter, 2019, in float64: decay first, then the Adam step with bias correction."""
     options = Optimizer(weight_decay=0.1, beta1=0.8, beta2=0.9)
     objective = small.Objective().double()
     weight = objective.head.weight
@@ -64,7 +64,7 @@ def test_one_update_is_adamw_as_written(small):
         torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=1e-12)
 
 
-def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
+def test_the_rate_rises_to_its_peak_and_falls_to_zero():
     options = Optimizer(learning_rate=2.0, warmup=0.1)
     rates = [learning_rate(options, step, 100) for step in range(1, 101)]
     assert rates[0] == pytest.approx(0.2)
@@ -74,7 +74,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
 
 
 @given(steps=st.integers(1, 300), warmup=st.floats(0, 1))
-def test_every_update_has_a_rate_between_nothing_and_the_peak(steps, warmup):
+def test_every_rate_is_positive_and_at_most_the_peak(steps, warmup):
     options = Optimizer(learning_rate=1.0, warmup=warmup)
     rates = [learning_rate(options, step, steps) for step in range(1, steps + 1)]
     assert all(0 < rate <= 1 for rate in rates)

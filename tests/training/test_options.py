@@ -1,4 +1,4 @@
-"""What people expect of a trainer: LoRA, half precision, compiled towers, trackers, workers that come by themselves."""
+"""Trainer options: LoRA, half precision, compiled towers, trackers, workers and activation checkpointing."""
 
 import json
 import math
@@ -71,13 +71,13 @@ def adapted_run(tiny, noise, tmp_path_factory):
     return out, seen
 
 
-def test_lora_leaves_the_checkpoint_as_it_is_and_the_model_is_the_sum(adapted_run, start):
+def test_lora_leaves_the_base_weights_unchanged_and_the_saved_model_is_merged(adapted_run, start):
     out, seen = adapted_run
     base = load_model(start, "cpu")
     for name, value in base.named_parameters():
-        if "logit_" not in name:  # the temperature is noted there, which no embedding depends on
+        if "logit_" not in name:  # temperatures are set from the objective
             layer, _, which = name.rpartition(".")
-            names = (name, f"{layer}.base_layer.{which}")  # PEFT keeps an adapted layer inside its own
+            names = (name, f"{layer}.base_layer.{which}")  # PEFT wraps adapted layers
             assert all(torch.equal(next(kept[each] for each in names if each in kept), value) for kept in seen), name
     peft = pytest.importorskip("peft")
     merged = load_model(out / "model", "cpu")
@@ -89,7 +89,7 @@ def test_lora_leaves_the_checkpoint_as_it_is_and_the_model_is_the_sum(adapted_ru
         assert (load_model(start, "cpu").encode_images(pixels) - found).abs().max() > 1e-4
 
 
-def test_a_checkpoint_of_lora_holds_the_changes_alone(adapted_run, start):
+def test_a_lora_checkpoint_contains_only_the_adapters(adapted_run, start):
     out, _ = adapted_run
     saved = out / "checkpoints" / "step-00000004"
     names = {path.name for path in (saved / "model").iterdir()}
@@ -105,7 +105,7 @@ def test_lora_resumes_to_the_same_bits(adapted_run, start, pairs, tmp_path, cut_
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_lora_on_another_checkpoint_than_it_began_with_is_refused(start, pairs, tmp_path):
+def test_resuming_lora_on_a_changed_base_checkpoint_is_rejected(start, pairs, tmp_path):
     first = load_model(start, "cpu")
     moved = tmp_path / "start"
     first.save(moved)
@@ -136,7 +136,7 @@ def test_a_frozen_tower_gets_no_adapters(start):
         (Model("START", lora=2, prefixes=("caption",)), "--model.lora and --model.prefixes"),
     ],
 )
-def test_a_model_that_cannot_be_is_one_line(model, message, start, pairs, tmp_path):
+def test_invalid_lora_combinations_are_rejected(model, message, start, pairs, tmp_path):
     if model.start == "START":
         model = replace(model, start=str(start))
     with pytest.raises(UserError, match=message):
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_is_one_line(model, message, start, pairs, tmp_pa
 # --- precision ----------------------------------------------------------------------------------------------------
 
 
-def test_float16_scales_the_loss_and_gives_the_gradients_of_float32_nearly(small):
+def test_float16_with_a_scaled_loss_approximates_float32_gradients(small):
     found = {}
     for precision, scale in (("float32", 1.0), ("float16", 1024.0)):
         torch.manual_seed(0)
@@ -159,12 +159,12 @@ def test_float16_scales_the_loss_and_gives_the_gradients_of_float32_nearly(small
         torch.testing.assert_close(found["float16"][name], exact, rtol=0.05, atol=5e-3, msg=name)
 
 
-def test_a_gradient_too_large_for_float16_leaves_the_step_out_and_halves_the_scale(small, tmp_path, monkeypatch):
+def test_a_float16_overflow_skips_the_step_and_halves_the_scale(small, tmp_path, monkeypatch):
     from recollect.training import loop
 
     real, calls, seeds = loop.train_step, [], set()
 
-    def burst(model, objective, inputs, options):
+    def overflow(model, objective, inputs, options):
         report = real(model, objective, inputs, options)
         calls.append(options.loss_scale)
         seeds.add(options.seed)
@@ -172,11 +172,11 @@ def test_a_gradient_too_large_for_float16_leaves_the_step_out_and_halves_the_sca
             next(iter(model.parameters())).grad.fill_(math.inf)
         return report
 
-    monkeypatch.setattr(loop, "train_step", burst)
+    monkeypatch.setattr(loop, "train_step", overflow)
     monkeypatch.setattr(loop.LossScale, "of", lambda precision: LossScale(2.0**8))
     train(replace(RECIPE, precision="float16"), tmp_path / "run", device="cpu", assemble=small.parts)
     assert calls == [2.0**8] * 2 + [2.0**7] + [2.0**6] * 3
-    assert len(seeds) == 6  # no step draws what another did
+    assert len(seeds) == 6  # every step has its own random numbers
     lines = metrics(tmp_path / "run")
     assert [line["loss_scale"] for line in lines] == calls
     assert ["gradient_norm" in line for line in lines] == [True, False, False, True, True, True]
@@ -184,14 +184,14 @@ def test_a_gradient_too_large_for_float16_leaves_the_step_out_and_halves_the_sca
     assert state["loss_scale"] == [2.0**6, 3]
 
 
-def test_a_run_in_float16_resumes_to_the_same_bits(small, tmp_path, cut_and_resumed):
+def test_a_float16_run_resumes_to_the_same_bits(small, tmp_path, cut_and_resumed):
     recipe = replace(RECIPE, precision="float16")
     whole = weights(train(recipe, tmp_path / "whole", device="cpu", assemble=small.parts))
     again = weights(cut_and_resumed(recipe, tmp_path / "run", 3, assemble=small.parts))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_the_scale_of_a_loss_doubles_after_many_good_steps_and_never_falls_below_one():
+def test_the_loss_scale_doubles_after_many_good_steps_and_never_falls_below_one():
     scale = LossScale(2.0, 1998)
     assert scale.after(True).after(True) == LossScale(4.0)
     assert scale.after(False) == LossScale(1.0)
@@ -199,7 +199,7 @@ def test_the_scale_of_a_loss_doubles_after_many_good_steps_and_never_falls_below
     assert LossScale.of("bfloat16").after(True) == LossScale()
 
 
-def test_tf32_is_on_for_towers_alone_and_off_afterwards():
+def test_tf32_is_enabled_only_for_the_towers():
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     with tensor_cores("tf32"):
@@ -215,8 +215,8 @@ def test_tf32_is_on_for_towers_alone_and_off_afterwards():
 # --- compiled towers ----------------------------------------------------------------------------------------------
 
 
-def test_compiled_towers_give_the_gradients_of_plain_ones(small, monkeypatch):
-    monkeypatch.setattr(steps, "BACKEND", "aot_eager")  # all of the compiler but the generation of code
+def test_compiled_towers_give_the_same_gradients(small, monkeypatch):
+    monkeypatch.setattr(steps, "BACKEND", "aot_eager")  # the compiler without code generation
     found = []
     for way in (lambda model: nullcontext(), lambda model: CompiledForward(model).in_use()):
         torch.manual_seed(0)
@@ -231,7 +231,7 @@ def test_compiled_towers_give_the_gradients_of_plain_ones(small, monkeypatch):
         torch.testing.assert_close(plain, other, rtol=0, atol=1e-6)
 
 
-def test_a_run_compiles_its_towers_and_saves_plain_ones(small, tmp_path, monkeypatch):
+def test_a_compiled_run_saves_plain_weights(small, tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "BACKEND", "eager")
     model = train(replace(RECIPE, steps=2, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
     assert set(weights(model)) == set(small.Model().state_dict())
@@ -240,7 +240,7 @@ def test_a_run_compiles_its_towers_and_saves_plain_ones(small, tmp_path, monkeyp
 # --- trackers -----------------------------------------------------------------------------------------------------
 
 
-def test_tensorboard_shows_every_line_of_the_metrics_also_after_a_resume(small, tmp_path):
+def test_tensorboard_shows_all_metrics_even_after_a_resume(small, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -257,32 +257,34 @@ def test_tensorboard_shows_every_line_of_the_metrics_also_after_a_resume(small, 
     wanted = {line["step"]: line["loss"] for line in metrics(out) if "loss" in line}
     assert shown.keys() == wanted.keys() == set(range(1, 7))
     assert all(shown[step] == pytest.approx(wanted[step], rel=1e-6) for step in wanted)
-    assert len(events.Scalars("loss")) == 6, "what a killed run had shown beyond its checkpoint is gone"
+    assert len(events.Scalars("loss")) == 6, "steps logged after the last checkpoint must not appear twice"
     assert [event.step for event in events.Scalars("evaluation/accuracy")] == [3, 6]
     assert "seen/even" in events.Tags()["scalars"]
 
 
-def test_wandb_is_told_every_line_and_goes_on_in_the_same_run(small, tmp_path, monkeypatch):
-    told, opened = [], []
+def test_wandb_gets_all_metrics_and_a_resumed_run_keeps_its_id(small, tmp_path, monkeypatch):
+    logged, opened = [], []
 
     def init(**options):
         opened.append(options)
-        return SimpleNamespace(log=lambda values, step: told.append((step, values)), finish=lambda: told.append("end"))
+        return SimpleNamespace(
+            log=lambda values, step: logged.append((step, values)), finish=lambda: logged.append("end")
+        )
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=SimpleNamespace()))
     arguments = {"device": "cpu", "assemble": small.parts, "trackers": ["wandb"]}
     train(replace(RECIPE, steps=2), tmp_path / "run", **arguments)
     train(replace(RECIPE, steps=3), tmp_path / "run", **arguments, resume=True)
-    assert [line[0] for line in told if line != "end"] == [1, 2, 3]
-    assert told.count("end") == 2
+    assert [line[0] for line in logged if line != "end"] == [1, 2, 3]
+    assert logged.count("end") == 2
     assert opened[0]["id"] == opened[1]["id"]
     assert opened[1]["resume"] == "allow"
     assert opened[0]["config"]["steps"] == 2
-    assert {"loss", "seen/even", "learning_rate"} <= told[0][1].keys()
+    assert {"loss", "seen/even", "learning_rate"} <= logged[0][1].keys()
 
 
-def test_a_backward_pass_that_cannot_be_compiled_is_one_line_too(small, tmp_path, monkeypatch):
-    """It is compiled when the gradient first comes to it, outside of the towers' own methods."""
+def test_a_compile_error_in_the_backward_pass_gives_a_one_line_error(small, tmp_path, monkeypatch):
+    """The backward pass is compiled on first use, outside the towers' methods."""
     from torch._inductor.exc import CppCompileError, InductorError
 
     class Failing(torch.autograd.Function):
@@ -301,12 +303,12 @@ def test_a_backward_pass_that_cannot_be_compiled_is_one_line_too(small, tmp_path
         train(replace(RECIPE, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
 
 
-def test_copies_are_known_by_id_or_by_caption_whatever_its_case_and_spaces():
+def test_duplicates_are_found_by_id_or_by_caption_ignoring_case_and_spaces():
     texts, ids = ("A red  boat", "a red boat ", "a red boats", "A red  boat"), ("0", "1", "2", "0")
     batch = Batch(torch.zeros(4, 1), texts, torch.zeros(4), ("caption",) * 4, ("s", "s", "s", "other"), ids)
     by_id, by_caption = duplicate_ids_of(batch, "ids"), duplicate_ids_of(batch, "captions")
     assert by_id.shape == (4, 1)
-    assert len(by_id.unique()) == 4, "an id is one of its source"
+    assert len(by_id.unique()) == 4, "ids of different sources never match"
     assert torch.equal(by_caption[:, :1], by_id)
     assert [by_caption[:, 1].tolist().index(mark) for mark in by_caption[:, 1].tolist()] == [0, 0, 2, 0]
     assert by_caption.min() >= 0
@@ -315,27 +317,27 @@ def test_copies_are_known_by_id_or_by_caption_whatever_its_case_and_spaces():
 # --- workers and memory -------------------------------------------------------------------------------------------
 
 
-def test_workers_come_by_themselves_where_they_pay(monkeypatch, pairs):
+def test_the_default_number_of_workers_depends_on_cores_run_length_and_source(monkeypatch, pairs):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6), raising=False)
     files, made = open_source(str(pairs)), open_source("latents:captions")
     long = replace(RECIPE, steps=100_000)
     assert workers_of(long, [made, files], 1) == 5
     assert workers_of(long, [files], 2) == 2
     assert workers_of(long, [files], 6) == 0
-    assert workers_of(long, [made], 1) == 0, "a built-in world makes whole batches"
-    assert workers_of(RECIPE, [files], 1) == 0, "a short run is over before they have started"
+    assert workers_of(long, [made], 1) == 0, "generated sources need no workers"
+    assert workers_of(RECIPE, [files], 1) == 0, "a short run ends before workers would start"
     assert workers_of(replace(RECIPE, workers=3), [made], 1) == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(64), raising=False)
     assert workers_of(long, [files], 1) == 8
 
 
-def test_more_workers_than_cores_are_nothing_to_warn_of(pairs, start, tmp_path):
+def test_more_workers_than_cores_give_no_warning_and_the_same_model(pairs, start, tmp_path):
     recipe = replace(post_training(start, pairs), steps=1, workers=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ahead = weights(train(recipe, tmp_path / "run", device="cpu"))
     alone = weights(train(replace(recipe, workers=0), tmp_path / "alone", device="cpu"))
-    assert all(torch.equal(ahead[name], alone[name]) for name in alone), "whoever reads and tokenizes"
+    assert all(torch.equal(ahead[name], alone[name]) for name in alone), "workers must not affect the result"
 
 
 @pytest.fixture(scope="module")
@@ -343,18 +345,18 @@ def towers():
     return build_model("tiny", texts=["noise number many colors"])
 
 
-def test_workers_tokenize(towers, pairs, monkeypatch):
+def test_tokenization_runs_in_the_workers(towers, pairs, monkeypatch):
     stream = BatchStream(DataMix((open_source(str(pairs)),)), 40, towers.training_transform())
     expected, here, tokenize = towers.tokenize(stream.batch(0).texts), [], TextTokens.__call__
     monkeypatch.setattr(TextTokens, "__call__", lambda *given: here.append(1) or tokenize(*given))
     (batch,) = stream.iterate(0, 1, 2, tokenize=row_tokenizer(towers))
-    assert not here, "they are processes of their own"
+    assert not here, "must tokenize in other processes"
     assert torch.equal(batch.tokens["input_ids"], expected["input_ids"])
     assert torch.equal(batch[3:5].tokens["input_ids"], expected["input_ids"][3:5])
     assert next(stream.iterate(0, 1)).tokens is None
 
 
-def test_tokens_that_depend_on_the_whole_batch_are_not_made_by_workers(towers, monkeypatch):
+def test_workers_tokenize_only_if_padding_is_independent_of_the_batch(towers, monkeypatch):
     by_row, texts = row_tokenizer(towers), ["a", "a b a b a b " * 30, "b"]
     whole = by_row(texts, ["caption"] * 3)
     assert torch.equal(whole["input_ids"], torch.cat([by_row([each], ["caption"])["input_ids"] for each in texts]))
@@ -366,7 +368,7 @@ def test_tokens_that_depend_on_the_whole_batch_are_not_made_by_workers(towers, m
 # --- activation checkpointing -------------------------------------------------------------------------------------
 
 
-def test_recomputed_activations_train_the_same_model(start, pairs, tmp_path):
+def test_activation_checkpointing_trains_the_same_model(start, pairs, tmp_path):
     recipe = replace(post_training(start, pairs), model=Model(str(start)), steps=2)
     plain = weights(train(recipe, tmp_path / "plain", device="cpu"))
     again = weights(train(replace(recipe, checkpoint_activations=True), tmp_path / "again", device="cpu"))

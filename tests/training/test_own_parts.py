@@ -1,5 +1,4 @@
-"""A loss, an objective, sources, a world, a classifier and a study of one's own: what adding one takes, and that
-commands and runs treat them as their own."""
+"""Custom losses, objectives, sources, classifiers and studies work in runs and commands."""
 
 import json
 import sys
@@ -31,17 +30,17 @@ RECIPE = Recipe(model=Model("glyph-random"), steps=3, batch_size=6, log_every=1,
 
 
 def squared_distances(sets, targets):
-    """A base loss in a few lines: the mean squared distance of targets."""
+    """Mean squared distance: a complete base loss in a few lines."""
     texts = targets.texts
-    return weighted_sum(sets, [one.scale * (one.images - texts).square().sum(1).mean() for one in sets])
+    return weighted_sum(sets, [each.scale * (each.images - texts).square().sum(1).mean() for each in sets])
 
 
 @pytest.fixture
-def own_loss(monkeypatch):
+def custom_loss(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "distance", BaseLoss(squared_distances, "DistLIP", "DistLIxP"))
 
 
-def test_one_line_in_the_table_adds_a_base_loss(own_loss):
+def test_one_line_in_the_table_adds_a_base_loss(custom_loss):
     draw = torch.Generator().manual_seed(0)
     images, texts = torch.randn(2, 5, 4, generator=draw, dtype=torch.float64).unbind()
     plain = ContrastiveObjective("distance", scale=1.0).double()
@@ -58,7 +57,7 @@ def test_one_line_in_the_table_adds_a_base_loss(own_loss):
 
 
 class Distances(Objective):
-    """An objective that has nothing but its `forward`."""
+    """Objective with only a `forward` method."""
 
     def forward(self, images, texts, *, shard=WHOLE, **_):
         whole = shard.gather(texts)
@@ -71,7 +70,7 @@ def lines(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_of_python_objects_is_resumed_with_the_same_ones_only(tmp_path):
+def test_a_run_on_python_objects_resumes_only_with_the_same_objects(tmp_path):
     own = SampleList.of_pictures("own", 12)
     model = train(RECIPE, tmp_path / "run", sources=[own], objective=Distances(), device="cpu")
     assert load_model(model, "cpu").embed_texts(["a", "b"]).shape[0] == 2
@@ -86,7 +85,7 @@ def test_a_run_of_python_objects_is_resumed_with_the_same_ones_only(tmp_path):
     assert lines(tmp_path / "run")[-1]["seen"] == {"own": 30}
 
 
-def test_a_recipe_that_speaks_of_python_objects_says_so_when_they_are_missing(tmp_path):
+def test_a_saved_recipe_with_python_sources_fails_clearly_without_them(tmp_path):
     own = SampleList.of_pictures("own", 12)
     train(RECIPE, tmp_path / "run", sources=[own], device="cpu")
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
@@ -97,7 +96,7 @@ def test_a_recipe_that_speaks_of_python_objects_says_so_when_they_are_missing(tm
 
 
 class Medoid(EmbeddingClassifier):
-    """Nearest example that is nearest to its own class."""
+    """Nearest medoid, i.e. the most central example of a class."""
 
     def _fit(self, support, labels):
         classes = [support[labels == label] for label in range(len(self.classes_))]

@@ -1,4 +1,4 @@
-"""Runs of real recipes: real sources, real towers, the command as its users type it."""
+"""Runs of real recipes with real sources and towers, some through the command line."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from recollect.training.recipes import RECIPES
 from recollect_papers.lixp.ablations import AblatedContext, ContextOptions
 
 RUNS = {
-    # Three samples to a chunk; --data is added below.
+    # --data is added below.
     "pictures": (*("siglixp-tiny", "--batch-size", "8", "--steps", "8", "--chunk", "3", "--log-every", "1"),
                  *("--checkpoint-every", "3")),
     "locked": (*("glyphs-siglixp", "--locked", "image", "--batch-size", "8", "--steps", "8"),
@@ -41,8 +41,8 @@ RUNS = {
                 *("--checkpoint-every", "2", "--log-every", "1")),
 }  # fmt: skip
 
-NOTES = {"config.json", "tokenizer_config.json"}
-"""Transformers adds to these how a model was opened."""
+LOAD_RECORDS = {"config.json", "tokenizer_config.json"}
+"""Files in which transformers records how a model was loaded."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,20 +70,20 @@ def wait_for_lines(out: Path, count: int) -> None:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """What each file of a model holds, but for those of ``NOTES`` and the checksums."""
+    """Return the contents of a model's files, except ``LOAD_RECORDS`` and checksums."""
     found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     record = json.loads(found.pop(RECORD))
-    for name in (*NOTES, CHECKSUMS):
+    for name in (*LOAD_RECORDS, CHECKSUMS):
         found.pop(name, None)
     return found | {RECORD: record}
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, tmp_path):
+def test_a_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     words = ("train", *RUNS[run], *(("--data", pairs) if run != "vectors" else ()))
     assert in_child(lambda: recollect(*words, "--out", whole)) == 0
-    for written in (2, 5):  # before the first checkpoint is sure to be there, and after one or more
+    for written in (2, 5):  # possibly before the first checkpoint; after at least one
 
         def work(written=written):
             def end():
@@ -96,25 +96,25 @@ def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child
 
         assert in_child(work) == -signal.SIGKILL
         assert len(lines(broken)) >= written
-    assert checkpoints.latest(broken / "checkpoints"), "the last resume goes on from a checkpoint"
+    assert checkpoints.latest(broken / "checkpoints"), "the last resume must start from a checkpoint"
     assert not (broken / "model").exists()
     assert in_child(lambda: recollect(*words, "--out", broken, "--resume")) == 0
     assert files(broken / "model") == files(whole / "model")
     assert lines(broken) == lines(whole)
 
 
-def test_a_model_carries_the_temperature_it_was_trained_to(tmp_path):
+def test_a_model_is_saved_with_its_trained_temperature(tmp_path):
     recipe = replace(RECIPES["latents-siglixp"](), steps=5, batch_size=32, checkpoint_every=2)
     model = load_model(train(recipe, tmp_path / "run", device="cpu"), "cpu")
     saved = checkpoints.latest(tmp_path / "run" / "checkpoints")
     tensors = load_file(saved / "training.safetensors")
     assert model.scale == pytest.approx(float(tensors["objective/term.log_scale"].exp()), rel=1e-6)
     assert model.bias == pytest.approx(float(tensors["objective/term.bias"]), rel=1e-6)
-    assert model.scale != pytest.approx(10.0, rel=1e-4), "it has moved"
+    assert model.scale != pytest.approx(10.0, rel=1e-4), "must have changed"
     assert load_model(saved / "model", "cpu").fingerprint == model.fingerprint
 
 
-def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_path):
+def test_post_training_starts_from_the_checkpoints_weights_and_temperature(tmp_path):
     first = build_model("tiny", texts=["a cat", "a red dog"])
     first.set_scale(42.0, -3.0)
     first.save(tmp_path / "first")
@@ -130,7 +130,7 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
     assert named.term.bias.item() == 0.0
 
 
-def test_the_heads_of_an_ablation_start_from_the_seed():
+def test_the_heads_of_an_ablation_are_initialized_from_the_seed():
     model = build_model("tiny", texts=["a photo of a cat"])
     options = ObjectiveOptions(context=AblatedContext(options=ContextOptions(value_head=2)))
     states = [build_objective(options, model, seed).state_dict() for seed in (0, 0, 1)]
@@ -139,7 +139,7 @@ def test_the_heads_of_an_ablation_start_from_the_seed():
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
+def test_resuming_with_changed_data_is_rejected_with_the_difference(pairs, tmp_path):
     table, out = tmp_path / "own.csv", tmp_path / "run"
     text = pairs.read_text().replace("\n", f"\n{pairs.parent}/")
     table.write_text(text)
@@ -149,10 +149,10 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     table.write_text("\n".join(text.split("\n")[:13]))
     with pytest.raises(UserError) as refused:
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
-    said = f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples. "
-    assert said in str(refused.value)
+    message = f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples. "
+    assert message in str(refused.value)
     assert "content" not in str(refused.value)
-    table.write_text(text.replace("colors", "COLORS"))  # as many bytes and samples
+    table.write_text(text.replace("colors", "COLORS"))  # same number of bytes and samples
     with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+\."):
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
     table.write_text(text)
@@ -166,9 +166,7 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
         picture.write_bytes(before)
 
 
-def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is_not_refused(
-    pairs, tmp_path, monkeypatch, capfd
-):
+def test_a_change_in_the_middle_of_a_large_file_is_detected_and_a_copy_accepted(pairs, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(content, "_MAX_FULL_READ", 1000)
     monkeypatch.setattr(content, "_PROBE_SIZE", 4)
     table, out = tmp_path / "own.csv", tmp_path / "run"
@@ -179,41 +177,41 @@ def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is
     before, parts = table.stat(), content.portable_hash([table])
     train(recipe, out, device="cpu")
 
-    for place in range(19):  # a caption that no part falls into
+    for place in range(19):  # find a caption that no probe covers
         table.write_text(text.replace(f"number {place} in", f"NUMBER {place} in"))
         if content.portable_hash([table]) == parts:
             break
     else:
-        pytest.fail("every caption is in one of the parts, so this shows nothing")
+        pytest.fail("the probes cover every caption, so the test is inconclusive")
     os.utime(table, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(UserError, match=r"own\.csv\?paths=anywhere had whole content \w+, has whole content \w+\."):
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
 
-    table.write_text(text)  # put back, which is another time of change
+    table.write_text(text)  # restored, with a new modification time
     read, counter = [], SimpleNamespace(advance=lambda mebibytes: None)
     monkeypatch.setattr(content, "progress", lambda what, *rest: read.append(what) or nullcontext(counter))
     assert content.whole_hash([table], "own") == content.whole_hash([table], "own")
-    assert read == ["check own once"], "what nobody wrote to is read once"
-    monkeypatch.setattr(content, "_MAX_BYTES", 0)  # too large to be read whole
+    assert read == ["check own once"], "an unchanged file is read once"
+    monkeypatch.setattr(content, "_MAX_BYTES", 0)  # too large for a full read
     train(replace(recipe, steps=2), out, resume=True, device="cpu")
     said = " ".join(capfd.readouterr().err.split())
     assert "too large to compare" in said
     train(replace(recipe, steps=3), out, resume=True, device="cpu")
-    assert "too large to compare" not in capfd.readouterr().err, "nobody wrote to it"
+    assert "too large to compare" not in capfd.readouterr().err, "the file is unchanged"
 
 
-def test_a_batch_that_is_embedded_in_chunks_waits_as_bytes(pairs):
+def test_a_batch_embedded_in_chunks_is_stored_as_bytes(pairs):
     recipe = replace(RECIPES["siglip-tiny"](), batch_size=6, data=Data(captions=(str(pairs),)))
     here = ProcessRanks(0, 1, torch.device("cpu"))
     whole, kept = (next(assemble_recipe(replace(recipe, chunk=chunk), here, None).feed(0, 1)) for chunk in (None, 4))
     assert kept.images.dtype == torch.uint8
     assert torch.equal(kept.prepare(kept.images[2:5]), whole.images[2:5])
-    specs = (str(pairs), f"{pairs}?split=train[:5]")  # what an address says goes before what is said of all
+    specs = (str(pairs), f"{pairs}?split=train[:5]")  # a split in the address overrides the option
     parts = assemble_recipe(replace(recipe, data=Data(captions=specs, split="train[:7]")), here, None)
     assert [parts.data[spec]["samples"] for spec in specs] == [7, 5]
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):
+def test_files_with_the_same_name_are_distinguished_by_their_folders(pairs, tmp_path):
     for folder in ("one/set", "two/set", "three"):
         shutil.copytree(pairs.parent, tmp_path / folder)
     specs = [str(tmp_path / folder / "pairs.csv") for folder in ("one/set", "two/set", "three")]
@@ -227,19 +225,19 @@ def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):
 
 
 def test_a_preset_learns_from_pictures(pairs, tmp_path):
-    """Every weight of both towers moves, and the loss of a batch seen again and again falls."""
+    """Every weight of both towers changes, and the loss falls."""
     recipe = replace(RECIPES["siglip-tiny"](), model=Model("tiny"), steps=3, batch_size=8, log_every=1)
     recipe = replace(recipe, data=Data(sources=(str(pairs),)), optimizer=replace(recipe.optimizer, warmup=0.0))
     untrained = train(replace(recipe, steps=1, optimizer=replace(recipe.optimizer, learning_rate=0.0)), tmp_path / "0")
     trained = train(recipe, tmp_path / "1")
     before, after = (load_file(model / "model.safetensors") for model in (untrained, trained))
     still = {name for name in before if torch.equal(before[name], after[name])}
-    # A key's bias adds the same number to every logit of a query: the softmax does not see it.
+    # A key bias adds a constant to all logits of a query, which does not affect the softmax.
     assert {name for name in still if not name.endswith("k_proj.bias")} == set()
     assert lines(tmp_path / "1")[-1]["loss"] < lines(tmp_path / "1")[0]["loss"]
 
 
-def test_a_full_disk_ends_the_command_in_one_line(in_child, tmp_path, capfd):
+def test_a_full_disk_gives_a_one_line_error_and_the_run_can_be_resumed(in_child, tmp_path, capfd):
     import resource
 
     def work():

@@ -1,4 +1,4 @@
-"""Recipes: names that commands and files rely on, and the papers' values."""
+"""Recipes: they are complete, have the papers' values, and can be saved and resumed."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from recollect.training.run_folder import as_json, check_run_folder, prepare_run
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
+def test_a_recipe_is_complete_except_for_data_that_users_must_provide(name):
     recipe = RECIPES[name]()
     assert recipe.model.start in PRESETS or recipe.model.start.split("/")[0] in ("google", "openai")
     if not recipe.data.specs:
@@ -28,14 +28,14 @@ def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name]().objective.context is not None])
-def test_pairs_to_compare_differ_only_in_the_context(name):
+def test_a_context_recipe_differs_from_its_baseline_only_in_the_context(name):
     plain = name.replace("siglixp", "siglip").replace("clixp", "clip").replace("lixp-", "siglip-")
     second = RECIPES[name]()
     assert replace(second, objective=replace(second.objective, context=None)) == RECIPES[plain]()
 
 
 @pytest.mark.parametrize(("size", "examples"), [("s", 1.5e9), ("b", 6e9), ("l", 8e9)])
-def test_the_papers_recipe_has_the_papers_values(size, examples):
+def test_the_lixp_recipes_have_the_papers_values(size, examples):
     """LIxP, section 4.1 and Appendix A."""
     recipe = RECIPES[f"lixp-vit-{size}-16"]()
     assert recipe.model.start == f"vit-{size}-16"
@@ -51,8 +51,8 @@ def test_the_papers_recipe_has_the_papers_values(size, examples):
     assert recipe.precision == "bfloat16"
 
 
-def test_prefix_conditionings_recipe_has_its_papers_values():
-    """Section 4: Swin-T, batch 1,024, 1e-3, 10,000 steps of warm-up, 15 epochs of the labels, debiased sampling."""
+def test_the_prefix_recipe_has_the_papers_values():
+    """Section 4: Swin-T, batch 1,024, 1e-3, 10,000 warm-up steps, 15 epochs of the labels, debiased sampling."""
     recipe = RECIPES["prefix-swin-t"]()
     assert (recipe.model.start, recipe.model.prefixes) == ("swin-t", ("caption", "label"))
     assert (recipe.batch_size, recipe.data.sampling) == (1024, "debiased")
@@ -61,7 +61,7 @@ def test_prefix_conditionings_recipe_has_its_papers_values():
 
 
 def _with(path: str, value):
-    """A recipe with one option changed; ``a.b`` is an option of a part."""
+    """Return a recipe with one option changed; ``a.b`` is a nested option."""
     recipe = Recipe(data=Data(sources=("a",)), objective=ObjectiveOptions(context=Context()))
 
     def changed(options, names):
@@ -82,14 +82,14 @@ def _with(path: str, value):
         ("batch_size", 1), ("data.weights", (1.0, 2.0)),
     ],
 )  # fmt: skip
-def test_a_number_out_of_its_range_is_named(option, value):
+def test_the_error_names_an_option_out_of_range(option, value):
     with pytest.raises(UserError, match=option.replace("_", "-")):
         _with(option, value).check()
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_was_run_is_kept_whole(name, tmp_path):
-    """A recipe can be resumed with itself, with its tuples and its missing parts as JSON has them."""
+def test_a_saved_recipe_equals_the_original(name, tmp_path):
+    """Tuples and missing parts survive JSON, so the recipe can be resumed."""
     recipe = RECIPES[name]()
     (tmp_path / name).mkdir()
     prepare_run_folder(tmp_path / name, recipe, None)
@@ -101,7 +101,7 @@ def test_what_was_run_is_kept_whole(name, tmp_path):
     assert Train.parse(["--config", str(tmp_path / name / "recipe.json")], "recollect train").recipe == recipe
 
 
-def test_a_run_goes_on_after_an_update_that_brought_an_option(tmp_path):
+def test_a_run_resumes_after_an_update_that_added_options(tmp_path):
     recipe = RECIPES["siglixp-tiny"]()
     prepare_run_folder(tmp_path, recipe, None)
     old = json.loads((tmp_path / "recipe.json").read_text())

@@ -1,4 +1,4 @@
-"""A run that is killed, at any moment, and resumed is the unbroken run."""
+"""A run that is interrupted at any moment and resumed equals an uninterrupted run."""
 
 import errno
 import json
@@ -34,7 +34,7 @@ RECIPE = Recipe(
 
 
 def lines(out: Path) -> list[dict]:
-    """The metrics, without what a clock says."""
+    """Return the metrics without timings."""
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for line in found:
         assert line.pop("examples_per_second") > 0
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def unbroken(small, tmp_path_factory):
-    """An unbroken run, its model's files and its metrics."""
+    """Model files, metrics and checkpoints of an uninterrupted run."""
     out = tmp_path_factory.mktemp("unbroken") / "run"
     train(RECIPE, out, device="cpu", assemble=small.parts)
     return files(out / "model"), lines(out), files(out / "checkpoints")
@@ -58,10 +58,10 @@ def assert_same_run(out: Path, unbroken) -> None:
     assert files(out / "model") == model
     assert lines(out) == metrics
     assert files(out / "checkpoints") == saved
-    assert not [path.name for path in out.rglob(".*")], "nothing half-written stays behind"
+    assert not [path.name for path in out.rglob(".*")], "unfinished files left behind"
 
 
-def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(small, tmp_path):
+def test_a_run_killed_repeatedly_at_random_times_resumes_to_the_same_bits(small, tmp_path):
     recipe = replace(RECIPE, steps=40, checkpoint_every=5)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe, whole, device="cpu", assemble=small.parts)
@@ -88,7 +88,9 @@ def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(s
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, in_child, unbroken, tmp_path, number, status, capfd):
+def test_a_signal_saves_a_checkpoint_and_exits_with_its_usual_status(
+    small, in_child, unbroken, tmp_path, number, status, capfd
+):
     def signaled(step, *_):
         if step == 4:
             os.kill(os.getpid(), number)
@@ -110,17 +112,17 @@ def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, in_child, unb
     assert lines(tmp_path / "run") == metrics
 
 
-def test_the_last_checkpoints_are_kept_and_older_ones_go(unbroken):
+def test_only_the_last_checkpoints_are_kept(unbroken):
     _, metrics, saved = unbroken
     assert {name.split("/")[0] for name in saved} == {"step-00000006", "step-00000007"}
     assert [line["step"] for line in metrics] == [1, 2, 4, 6, 7]
 
 
-def test_a_loss_that_is_no_number_stops_before_it_reaches_the_weights(small, tmp_path):
-    def spoiled(step, inputs, place):
+def test_a_nan_loss_stops_the_run_before_it_reaches_the_weights(small, tmp_path):
+    def with_nan(step, inputs, place):
         return replace(inputs, images=inputs.images * float("nan")) if step == 4 else inputs
 
-    parts = small.watched(spoiled)
+    parts = small.watched(with_nan)
     out = tmp_path / "run"
     with pytest.raises(UserError, match=r"step 5 has loss nan.*Last good checkpoint: .*step-00000004"):
         train(RECIPE, out, device="cpu", assemble=parts)
@@ -129,7 +131,7 @@ def test_a_loss_that_is_no_number_stops_before_it_reaches_the_weights(small, tmp
     assert all(weight.isfinite().all() for weight in weights.values())
 
 
-def test_a_run_that_exists_is_not_started_again(small, tmp_path):
+def test_an_existing_run_is_not_restarted(small, tmp_path):
     out = tmp_path / "run"
     train(RECIPE, out, device="cpu", assemble=small.parts)
     before = files(out)
@@ -139,7 +141,7 @@ def test_a_run_that_exists_is_not_started_again(small, tmp_path):
     assert files(out) == before
 
 
-def test_a_folder_with_other_things_is_left_alone(small, tmp_path):
+def test_a_folder_with_other_files_is_left_unchanged(small, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     for resume in (False, True):
         with pytest.raises(UserError, match="not empty"):
@@ -151,13 +153,13 @@ def test_a_folder_with_other_things_is_left_alone(small, tmp_path):
 
 
 def stopped_at(small, out: Path, step: int, data=None) -> None:
-    """A run of `RECIPE` that lost its power after a checkpoint."""
+    """Interrupt a run of `RECIPE` at a step."""
     parts = small.failing(step, RuntimeError("power"), lambda *given: replace(small.parts(*given), data=data or {}))
     with pytest.raises(RuntimeError, match="power"):
         train(RECIPE, out, device="cpu", assemble=parts)
 
 
-def test_resuming_with_other_data_says_what_differs(small, unbroken, tmp_path, capfd):
+def test_resuming_with_other_data_is_rejected_with_the_difference(small, unbroken, tmp_path, capfd):
     out, last = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000004"
     stopped_at(small, out, 5, {"even.csv": {"samples": 6400, "bytes": 9}, "odd": {"samples": 3}})
 
@@ -174,9 +176,8 @@ def test_resuming_with_other_data_says_what_differs(small, unbroken, tmp_path, c
     assert "even.csv had 6,400 samples, has 40 samples; even.csv had 9 bytes, has 8 bytes" in str(refused.value)
     assert files(out) == before
     capfd.readouterr()
-    resume(odd={"samples": 3, "content": "5f"})  # what is not known any more, or was not, is not compared
-    said = " ".join(capfd.readouterr().err.split())
-    assert f"{last.name}: does not record the content of odd" in said
+    resume(odd={"samples": 3, "content": "5f"})  # fields recorded on one side only are not compared
+    assert f"{last.name}: does not record the content of odd" in " ".join(capfd.readouterr().err.split())
     assert files(out / "model") == unbroken[0]
 
 
@@ -185,7 +186,7 @@ def test_resuming_with_other_data_says_what_differs(small, unbroken, tmp_path, c
     [("training.safetensors", "cut"), ("state.json", "gone"), ("checksums.json", "cut"), ("checksums.json", "gone"),
      ("model/config.json", "gone")],
 )  # fmt: skip
-def test_a_damaged_checkpoint_is_said_and_the_one_before_resumes_to_the_same_bits(
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_resumes_to_the_same_bits(
     small, unbroken, tmp_path, capfd, name, damage
 ):
     out = tmp_path / "run"
@@ -198,7 +199,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_resumes_to_the_same_bit
     assert_same_run(out, unbroken)
 
 
-def test_a_run_whose_every_checkpoint_is_damaged_says_so(small, tmp_path):
+def test_a_run_with_only_damaged_checkpoints_cannot_be_resumed(small, tmp_path):
     out = tmp_path / "run"
     stopped_at(small, out, 5)
     for file in (out / "checkpoints").glob("*/training.safetensors"):
@@ -207,8 +208,8 @@ def test_a_run_whose_every_checkpoint_is_damaged_says_so(small, tmp_path):
         train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
 
 
-def test_damaged_lines_of_the_metrics_are_said_and_left_out(small, unbroken, tmp_path, capfd):
-    """A flipped bit may take a line out of ASCII, out of JSON, or a name out of its place; the last line is cut."""
+def test_damaged_metrics_lines_are_reported_and_skipped(small, unbroken, tmp_path, capfd):
+    """A flipped bit can make a line invalid ASCII or JSON, or change a key; the last line is cut short."""
     out = tmp_path / "run"
     stopped_at(small, out, 5)
     first, second, *_ = (out / "metrics.jsonl").read_bytes().splitlines()
@@ -220,7 +221,7 @@ def test_damaged_lines_of_the_metrics_are_said_and_left_out(small, unbroken, tmp
     assert files(out / "model") == unbroken[0]
 
 
-def test_a_copy_that_somebody_made_of_a_checkpoint_is_left_alone(small, unbroken, tmp_path):
+def test_user_made_copies_of_a_checkpoint_are_left_unchanged(small, unbroken, tmp_path):
     out = tmp_path / "run"
     stopped_at(small, out, 5)
     kept = ["step-00000004 (copy)", "step-00000002.bak", "step-best"]
@@ -234,21 +235,21 @@ def test_a_copy_that_somebody_made_of_a_checkpoint_is_left_alone(small, unbroken
     assert_same_run(out, unbroken)
 
 
-def test_how_a_run_computes_may_change_when_it_goes_on(small, unbroken, tmp_path, capfd):
+def test_options_that_do_not_affect_the_model_may_change_on_resume(small, unbroken, tmp_path, capfd):
     out = tmp_path / "run"
     stopped_at(small, out, 5)
     other = replace(RECIPE, workers=1, chunk=None, log_every=1, checkpoint_every=1, checkpoints_kept=1)
     train(other, out, resume=True, device="cpu", assemble=small.parts)
-    said = capfd.readouterr().err
-    assert "chunk None (was 3)" in said
-    assert "log-every 1 (was 2)" in said
+    printed = capfd.readouterr().err
+    assert "chunk None (was 3)" in printed
+    assert "log-every 1 (was 2)" in printed
     assert [line["step"] for line in lines(out)] == [1, 2, 4, 5, 6, 7]
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000007"]
     assert json.loads((out / "recipe.json").read_text())["workers"] == 1
     train(other, out, resume=True, device="cpu", assemble=small.parts)
 
 
-def test_a_finished_run_may_be_made_longer_and_no_shorter(small, unbroken, tmp_path, capfd):
+def test_a_finished_run_can_be_extended_but_not_shortened(small, unbroken, tmp_path, capfd):
     out = tmp_path / "run"
     train(RECIPE, out, device="cpu", assemble=small.parts)
     longer = replace(RECIPE, steps=10)
@@ -266,8 +267,8 @@ def test_a_finished_run_may_be_made_longer_and_no_shorter(small, unbroken, tmp_p
         train(replace(RECIPE, steps=12), out, resume=True, device="cpu", assemble=small.parts)
 
 
-def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unbroken, tmp_path):
-    """Even one that resumes: it would write over the metrics and checkpoints of the first."""
+def test_a_second_process_in_the_same_run_folder_is_rejected(small, in_child, unbroken, tmp_path):
+    """Even if it resumes, since it would overwrite the metrics and checkpoints of the first."""
     out = tmp_path / "run"
     outcomes = []
 
@@ -277,18 +278,18 @@ def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unb
         except UserError as error:
             sys.exit(2 if "another process is training there" in str(error) else 1)
 
-    def meet(step, *_):
+    def start_second(step, *_):
         if step == 3:
             outcomes.append(in_child(second))
 
-    parts = small.watched(meet)
+    parts = small.watched(start_second)
     train(RECIPE, out, device="cpu", assemble=parts)
     assert outcomes == [2]
     assert_same_run(out, unbroken)
 
 
-def test_two_processes_train_as_one_and_one_of_them_writes(small, in_processes, tmp_path):
-    """Without dropout, whose numbers two processes draw apart; the second one's machine has drawn other weights."""
+def test_two_processes_train_like_one_and_only_one_writes(small, in_processes, tmp_path):
+    """Dropout is off, since processes draw different numbers; the second process starts with different weights."""
 
     def parts(recipe, place, saved):
         check_agreement({"even.csv": "samples 9"})
@@ -331,7 +332,7 @@ def test_a_checkpoint_resumes_on_another_number_of_processes(small, in_processes
     train(RECIPE, tmp_path / "whole", device="cpu", assemble=parts)
 
     def stopped_together(rank):
-        """All processes leave after step 5, as if the machine had been switched off."""
+        """Exit all processes after step 5, as in a power cut."""
 
         feeding = small.watched(lambda step, *_: os._exit(0) if step == 5 else None, parts)
         train(RECIPE, tmp_path / "run", device="cpu", assemble=feeding)
@@ -352,10 +353,10 @@ def test_a_checkpoint_resumes_on_another_number_of_processes(small, in_processes
         (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
     ],
 )
-def test_what_the_first_process_fails_at_alone_ends_the_run_in_every_process_with_the_reason(
+def test_a_failure_of_the_first_process_ends_all_processes_with_the_reason(
     small, tmp_path, in_processes, monkeypatch, failure, message
 ):
-    """A measurement, or a checkpoint that finds no room: the others do not wait for it until their backend gives up."""
+    """If an evaluation or a checkpoint fails, the others must not wait for the backend's timeout."""
 
     def fail(*_):
         raise failure
@@ -369,20 +370,20 @@ def test_what_the_first_process_fails_at_alone_ends_the_run_in_every_process_wit
         try:
             train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts, hooks=hooks)
         except (UserError, type(failure)) as error:
-            (tmp_path / f"said-{rank}").write_text(f"{type(error).__name__}: {error}")
+            (tmp_path / f"error-{rank}").write_text(f"{type(error).__name__}: {error}")
 
     in_processes(work, 2)
-    first, other = ((tmp_path / f"said-{rank}").read_text() for rank in range(2))
+    first, other = ((tmp_path / f"error-{rank}").read_text() for rank in range(2))
     assert other.startswith("UserError: ")
     assert message in other
     assert "\n" not in other
     assert first == (f"ValueError: {failure}" if isinstance(failure, ValueError) else other)
 
 
-def test_a_process_that_dies_ends_the_run_in_one_line(small, tmp_path, in_processes):
+def test_a_process_that_dies_gives_the_others_a_one_line_error(small, tmp_path, in_processes):
     def dies(step, inputs, place):
         if place.rank == 1 and step == 3:
-            os._exit(0)  # as if killed for its memory
+            os._exit(0)  # like the out-of-memory killer
 
     feeding = small.watched(dies)
 
@@ -390,11 +391,11 @@ def test_a_process_that_dies_ends_the_run_in_one_line(small, tmp_path, in_proces
         try:
             train(RECIPE, tmp_path / "run", device="cpu", assemble=feeding)
         except UserError as error:
-            (tmp_path / "said").write_text(str(error))
+            (tmp_path / "error").write_text(str(error))
 
     in_processes(work, 2)
-    said = (tmp_path / "said").read_text()
-    assert "another process" in said
-    assert "--resume" in said
-    assert "\n" not in said
+    message = (tmp_path / "error").read_text()
+    assert "another process" in message
+    assert "--resume" in message
+    assert "\n" not in message
     assert checkpoints.latest(tmp_path / "run" / "checkpoints").name == "step-00000002"

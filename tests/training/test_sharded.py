@@ -1,4 +1,4 @@
-"""The loss over many processes: each keeps its rows, and together they have the loss and gradients of one."""
+"""A loss computed over several processes, each with its own rows, has the value and gradients of one process."""
 
 import pytest
 import torch
@@ -58,8 +58,7 @@ def objective_of(base, form, options):
 
 
 def outcome(place, case, shard):
-    """Losses, reports and gradients of a step (with a stale buffer, which fills in the first, of two), for the rows of
-    this process."""
+    """Return loss, report and gradients of each step for this process's rows; with a stale buffer, two steps."""
     base, form, options = CASES[case]
     objective = objective_of(base, form, options)
     part = slice(place * BATCH // shard.size, (place + 1) * BATCH // shard.size)
@@ -91,10 +90,12 @@ def outcome(place, case, shard):
 
 @pytest.mark.parametrize(
     ("processes", "cases"),
-    # Every case in two processes; in four, every ablation with one of the bases in turn.
+    # Two processes: every case. Four processes: every ablation, with one of the bases.
     [(2, range(len(CASES))), (4, [len(ABLATIONS) * (number % 3) + number for number in range(len(ABLATIONS))])],
 )
-def test_processes_have_the_loss_and_gradients_of_one(processes, cases, in_processes, tmp_path, monkeypatch, unchecked):
+def test_several_processes_give_the_loss_and_gradients_of_one(
+    processes, cases, in_processes, tmp_path, monkeypatch, unchecked
+):
     for module in ("context", "sigmoid", "softmax"):
         monkeypatch.setattr(f"recollect.objectives.{module}.tile_size", lambda device: 5)
 
@@ -116,8 +117,8 @@ def test_processes_have_the_loss_and_gradients_of_one(processes, cases, in_proce
                     assert error < 1e-9, f"{name} {key} {error}"
 
 
-def test_no_process_forms_more_than_its_rows_of_the_logits(in_processes, tmp_path):
-    """Each has a quarter of the products; all columns of all rows would be the work of one process four times."""
+def test_each_process_computes_only_its_rows_of_the_logits(in_processes, tmp_path):
+    """Each of four processes computes a quarter of the products."""
     from torch.utils.flop_counter import FlopCounterMode
 
     batch, width = 256, 16

@@ -1,4 +1,4 @@
-"""Weights split over processes: the gradients, norms, checkpoints and models of one process that has them whole."""
+"""Sharded weights give the gradients, norms, checkpoints and models of whole weights."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def learned(model, objective):
 
 
 def step_of(model, objective, given, chunk=None):
-    """Gradients, their norm, and the gradients after clipping."""
+    """Return the gradients, their norm, and the clipped gradients."""
     train_step(model, objective, given, StepOptions(chunk=chunk))
     found = {name: each for name, each in learned(model, objective).items() if each.grad is not None}
     before = {name: whole(each.grad).clone() for name, each in found.items()}
@@ -49,13 +49,13 @@ def step_of(model, objective, given, chunk=None):
 
 
 @splits
-def test_gradients_and_their_norm_are_those_of_whole_weights(in_processes, tmp_path, unchecked):
+def test_gradients_and_their_norm_match_whole_weights(in_processes, tmp_path, unchecked):
     def work(rank):
         with ranks("cpu"):
             model, objective = parts()
             shard_weights(model)
             split = [name for name, each in model.named_parameters() if isinstance(each, DTensor)]
-            found = step_of(model, objective, inputs(model, rank, 2), chunk=2)  # each layer is fetched for each chunk
+            found = step_of(model, objective, inputs(model, rank, 2), chunk=2)  # layers are gathered for each chunk
             with whole_weights(model):
                 weights = {name: each.detach().clone() for name, each in model.named_parameters()}
             torch.save((split, weights, *found), tmp_path / f"{rank}.pt")
@@ -75,7 +75,7 @@ def test_gradients_and_their_norm_are_those_of_whole_weights(in_processes, tmp_p
                 torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-9 * norm.item(), msg=name)
 
 
-def test_clipping_is_torchs_where_nothing_is_split():
+def test_clipping_unsharded_gradients_matches_torch():
     one, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     one.grad, other.grad = torch.full((3,), 2.0), torch.full((2,), -1.0)
     assert clip_gradients({"one": one, "other": other}, 1.0).item() == pytest.approx(14**0.5)
@@ -94,8 +94,8 @@ def recipe(tmp_path_factory):
 
 
 @splits
-def test_a_split_run_is_a_whole_one_and_goes_on(recipe, in_processes, tmp_path, unchecked):
-    """With EMA and an evaluation on the way. Two terms have one sum, whoever adds them up."""
+def test_a_sharded_run_matches_a_whole_one_and_resumes(recipe, in_processes, tmp_path, unchecked):
+    """With EMA and an evaluation. Two processes, since a sum of two terms does not depend on their order."""
     split, whole_run = tmp_path / "split", tmp_path / "whole"
 
     def measure(towers):
@@ -122,7 +122,7 @@ def close(found, expected):
         assert (found[name] - tensor).abs().max() <= 1e-4 * (1 + tensor.abs().max()), name
 
 
-def test_what_cannot_be_split_is_refused(recipe, monkeypatch):
+def test_unsupported_sharding_is_rejected(recipe, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     with pytest.raises(UserError, match="--shard-weights and --compile"):
         replace(recipe, compile=True).check()

