@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""Shared fixtures."""
 
 from pictures import captions, labels, make, own_cache, shade_fixture
 

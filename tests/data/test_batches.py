@@ -1,4 +1,4 @@
-"""A batch is a pure function of (seed, step): in any order, on any number of ranks and workers."""
+"""A batch is a pure function of (seed, step), in any order and on any number of ranks and workers."""
 
 import multiprocessing
 import os
@@ -42,11 +42,11 @@ def same(one, other):
     )
 
 
-# --- what is in a batch ------------------------------------------------------------------------------------------
+# --- contents of a batch -----------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_everything_holds_each_sample_once(captions, labels):
-    """The bound on what a step takes of a source is one more than there is: no copies, and none must be announced."""
+def test_a_batch_as_large_as_its_sources_contains_each_sample_once(captions, labels):
+    """And `most_until` does not exceed the sizes of the sources, so no duplicates are expected."""
     sizes = (len(captions), len(labels))
     whole = stream(DataMix((captions, labels)), sum(sizes))
     assert whole.most_until(300) == sizes
@@ -55,7 +55,7 @@ def test_a_batch_of_everything_holds_each_sample_once(captions, labels):
         assert len(set(zip(drawn.sources, drawn.ids, strict=True))) == sum(sizes)
 
 
-def test_images_texts_and_labels_belong_together(both, captions, labels):
+def test_images_texts_and_labels_match(both, captions, labels):
     plain = BatchStream(both, 12, ImageTransform(size=10, fit="squash", mean=(0.0,) * 3, std=(1.0,) * 3), seed=1)
     batch = plain.batch(3)
     assert batch.images.dtype == torch.float32
@@ -71,26 +71,26 @@ def test_images_texts_and_labels_belong_together(both, captions, labels):
             assert (batch.sources[row], batch.labels[row]) == ("labels", picture % 3)
 
 
-def test_classes_of_one_name_in_two_sources_are_merged_where_that_is_asked(make):
-    """Against the names themselves: numbers are equal exactly where names are."""
+def test_classes_with_equal_names_in_two_sources_can_be_merged(make):
+    """Class numbers are then equal exactly if the names are."""
     owls, birds = (
         open_source(str(make.parquet({"label": names * 4}, f"{names[0]}.parquet")), kind="label")
         for names in (["owl", "crane"], ["Crane", "heron", "owl"])
     )
     for merge in (False, True):
         mixture = DataMix((owls, birds), merge_classes=merge)
-        named = {}
+        names_by_number = {}
         for place, source in enumerate((owls, birds)):
             numbers = mixture.class_numbers(place, source.labels)
             for number, label in zip(numbers.tolist(), source.labels.tolist(), strict=True):
-                named.setdefault(number, set()).add((place, source.class_names[label].strip().lower()))
-        names = sorted(sorted({name for _, name in each}) for each in named.values())
-        apart = [["crane"], ["crane"], ["heron"], ["owl"], ["owl"]]
-        assert names == ([["crane"], ["heron"], ["owl"]] if merge else apart)
+                names_by_number.setdefault(number, set()).add((place, source.class_names[label].strip().lower()))
+        names = sorted(sorted({name for _, name in each}) for each in names_by_number.values())
+        separate = [["crane"], ["crane"], ["heron"], ["owl"], ["owl"]]
+        assert names == ([["crane"], ["heron"], ["owl"]] if merge else separate)
     assert mixture.class_numbers(0, np.array([NO_LABEL, 1])).tolist()[0] == NO_LABEL
 
 
-def test_every_caption_and_every_template_is_drawn(both):
+def test_all_captions_and_templates_are_drawn(both):
     sampler = stream(both)
     texts = Counter(text for step in range(120) for text in sampler.batch(step).texts)
     assert texts["picture 7"] > 3
@@ -98,24 +98,24 @@ def test_every_caption_and_every_template_is_drawn(both):
     assert len({text for text in texts if "cat" in text}) > 70  # of 80 templates
 
 
-def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
+def test_no_sample_repeats_within_a_pass(captions):
     sampler = stream(DataMix((captions,)), 10)
     ids = [id for step in range(20) for id in sampler.batch(step).ids]
     passes = [ids[start : start + 40] for start in range(0, 200, 40)]
-    assert all(sorted(map(int, one)) == list(range(40)) for one in passes)
-    assert len({frozenset(one[:10]) for one in passes}) == 5  # each in another order
+    assert all(sorted(map(int, each)) == list(range(40)) for each in passes)
+    assert len({frozenset(each[:10]) for each in passes}) == 5  # each in a different order
 
 
 @pytest.mark.parametrize("batch_size", [7, 13, 39, 40])
-def test_a_batch_across_two_passes_holds_no_sample_twice(captions, batch_size):
+def test_a_batch_across_two_passes_contains_no_duplicates(captions, batch_size):
     stream = BatchStream(DataMix((captions,)), batch_size, TRANSFORM)
     rows = [stream.rows(step)[1] for step in range(40)]
     assert all(len(set(batch.tolist())) == batch_size for batch in rows)
     drawn = np.bincount(np.concatenate(rows), minlength=40)
-    assert drawn.max() - drawn.min() <= 1, "every sample is seen as often as every other"
+    assert drawn.max() - drawn.min() <= 1, "all samples must be drawn equally often"
 
 
-def test_a_batch_larger_than_its_source_goes_round(captions):
+def test_a_batch_larger_than_its_source_repeats_samples_evenly(captions):
     batch = stream(DataMix((captions,)), 100).batch(0)
     assert set(Counter(batch.ids).values()) == {2, 3}
 
@@ -128,7 +128,7 @@ def test_equal_sampling_gives_half_of_every_batch_to_each_kind(both):
         assert Counter(stream(both).batch(step).kinds) == {"caption": 6, "label": 6}
 
 
-def test_a_debiased_batch_never_mixes_sources_and_both_come_equally_often(captions, labels):
+def test_a_debiased_batch_has_a_single_source_and_both_are_equally_frequent(captions, labels):
     sampler = stream(DataMix((captions, labels), sampling="debiased"), world_size=1)
     kinds = []
     for step in range(100):
@@ -159,7 +159,7 @@ def test_weights_act_within_a_kind_when_kinds_are_balanced(captions, labels):
 # --- purity ------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_does_not_depend_on_what_was_read_before(both):
+def test_a_batch_does_not_depend_on_previous_reads(both):
     fresh, used = stream(both), stream(both)
     for step in (9, 2, 5):
         used.batch(step)
@@ -170,7 +170,7 @@ def test_a_batch_does_not_depend_on_what_was_read_before(both):
 
 @pytest.mark.parametrize("sampling", ["proportional", "equal", "debiased"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_together_make_the_batch_of_one_process(captions, labels, sampling, world_size):
+def test_the_batches_of_all_ranks_form_the_batch_of_one_process(captions, labels, sampling, world_size):
     mixture = DataMix((captions, labels), sampling=sampling)
     for step in (0, 7):
         whole = stream(mixture).batch(step)
@@ -182,21 +182,21 @@ def test_ranks_together_make_the_batch_of_one_process(captions, labels, sampling
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_workers_change_nothing(both, workers):
+def test_workers_do_not_affect_batches(both, workers):
     batches = list(stream(both, 50).iterate(3, 7, workers))
     assert len(batches) == 4
     assert all(same(batch, stream(both, 50).batch(step)) for step, batch in enumerate(batches, 3))
 
 
-def test_pictures_that_stay_bytes_are_the_same_once_they_are_normalized(both):
+def test_raw_batches_are_equal_after_normalization(both):
     made = stream(both, 50)
     for kept, whole in zip(made.iterate(0, 2, raw=True), made.iterate(0, 2), strict=True):
         assert kept.images.dtype == torch.uint8
         assert torch.equal(made.normalized(kept.images), whole.images)
 
 
-def test_spawned_workers_read_the_same(both, monkeypatch):
-    """They are processes with other hashes of words."""
+def test_spawned_workers_give_the_same_batches(both, monkeypatch):
+    """Spawned processes have different string hashes."""
     context = torch.multiprocessing.get_context("spawn")
     from recollect.data.batches import loading
 
@@ -208,7 +208,7 @@ def test_spawned_workers_read_the_same(both, monkeypatch):
 # --- views and contexts ------------------------------------------------------------------------------------------
 
 
-def test_a_second_view_shows_the_same_samples_cropped_otherwise(both):
+def test_a_second_view_has_different_crops_of_the_same_samples(both):
     first, second = stream(both).batch(2), stream(both).batch(2, view=1)
     assert (first.ids, first.texts) == (second.ids, second.texts)
     assert not torch.equal(first.images, second.images)
@@ -223,11 +223,11 @@ def test_a_context_shares_no_sample_with_its_batch(captions):
     assert same(next(sampler.iterate(1, 2, view=CONTEXT_VIEW)), sampler.batch(1, view=CONTEXT_VIEW))
 
 
-# --- vectors and sources that make whole batches -----------------------------------------------------------------
+# --- vectors and sources that generate whole batches -------------------------------------------------------------
 
 
 class World(Source):
-    """A source of vectors that makes whole batches; row i depends on its index and the seed alone."""
+    """Source that generates whole batches of vectors; row i depends only on sender index and the seed."""
 
     name, class_names, fingerprint = "world", ("a", "b", "c", "d"), "w"
 
@@ -244,14 +244,14 @@ class World(Source):
         return np.arange(50) % 4
 
     def __getitem__(self, index):
-        raise AssertionError("the vectorized way is there to be taken")
+        raise AssertionError("must use the vectorized method")
 
     def batch(self, indices, seed):
         images = torch.tensor([[float(index), float(seed % 1000)] for index in indices])
         return images, [f"text {index}" for index in indices], torch.from_numpy(indices % 4)
 
 
-def test_a_source_that_makes_whole_batches_is_asked_for_them():
+def test_a_source_that_generates_batches_is_used_for_whole_batches():
     assert isinstance(World(), Source)
     sampler = BatchStream(DataMix((World(),)), 8, None, seed=3)
     batch = sampler.batch(0)
@@ -262,7 +262,7 @@ def test_a_source_that_makes_whole_batches_is_asked_for_them():
     assert torch.equal(torch.cat([half.images for half in halves]), batch.images)
 
 
-def test_a_label_source_that_makes_whole_batches_keeps_its_labels():
+def test_a_label_source_that_generates_batches_keeps_its_labels():
     subset = Subset(World("label"), np.arange(10, 20))
     batch = BatchStream(DataMix((subset,)), 5, None).batch(0)
     assert batch.labels.tolist() == [int(value) % 4 for value in batch.images[:, 0]]
@@ -270,17 +270,17 @@ def test_a_label_source_that_makes_whole_batches_keeps_its_labels():
 
 
 class Pictures(World):
-    """A world of pictures, as bytes (n, 3, height, width); the shade is the index, the view another column."""
+    """Generated pictures (n, 3, height, width) in uint8; the shade is the index, the last column the view."""
 
     class_names = ("red_fox", "owl")
 
     def batch(self, indices, seed):
         images = torch.zeros(len(indices), 3, 6, 6, dtype=torch.uint8) + torch.from_numpy(indices).view(-1, 1, 1, 1)
         images[:, :, :, 5] = seed % 200
-        return images.to(torch.uint8), ["the world's own"] * len(indices), torch.from_numpy(indices % 2)
+        return images.to(torch.uint8), ["the source's own text"] * len(indices), torch.from_numpy(indices % 2)
 
 
-def test_a_worlds_pictures_are_normalized_and_its_names_put_into_the_streams_templates():
+def test_generated_pictures_are_normalized_and_class_names_filled_into_templates():
     sampler = stream(DataMix((Pictures("label"),)), 8, templates=("one {}.", "two {}."))
     batch, other = sampler.batch(0), sampler.batch(0, view=1)
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (TRANSFORM.mean, TRANSFORM.std))
@@ -292,17 +292,17 @@ def test_a_worlds_pictures_are_normalized_and_its_names_put_into_the_streams_tem
     assert batch.texts == other.texts
     assert not torch.equal(batch.images, other.images)
     words = [[text.split()[0] for text in sampler.batch(step).texts] for step in range(3)]
-    assert words[0] != words[1] or words[1] != words[2]  # the template of a place is drawn anew at each step
+    assert words[0] != words[1] or words[1] != words[2]  # templates are drawn again at each step
 
 
-def test_a_worlds_pictures_are_resized_to_what_the_model_reads():
+def test_generated_pictures_are_resized_to_the_input_size():
     larger = BatchStream(DataMix((Pictures(),)), 4, ImageTransform(size=12, training=True)).batch(0)
     assert larger.images.shape == (4, 3, 12, 12)
     with pytest.raises(ValueError, match="needs a transform"):
         BatchStream(DataMix((Pictures(),)), 4, None).batch(0)
 
 
-def test_generated_sources_train_together():
+def test_generated_sources_can_be_mixed():
     glyphs = DataMix(tuple(open_source(f"glyphs:{name}") for name in ("captions", "labels")), sampling="equal")
     transform = ImageTransform(size=32, training=True)
     batch = BatchStream(glyphs, 16, transform).batch(3)
@@ -323,7 +323,7 @@ def partly_broken(make):
     return open_source(str(make.parquet({"image": images, "caption": [f"text {i}" for i in range(120)]})))
 
 
-def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_broken):
+def test_a_broken_image_gets_the_same_replacement_everywhere(partly_broken):
     mixture = DataMix((partly_broken,))
     whole = stream(mixture, 120, broken_share=0.1)
     batch = whole.batch(0)
@@ -335,27 +335,27 @@ def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_brok
     assert same(next(iter(stream(mixture, 120, broken_share=0.1).iterate(0, 1, workers=2))), batch)
     assert whole.batch(0, view=1).ids == batch.ids
     broken = np.isin(whole.rows(0)[1], (7, 50, 90))
-    assert len(set(np.array(batch.ids)[broken])) == 3  # each by another one, drawn for its own place
+    assert len(set(np.array(batch.ids)[broken])) == 3  # three different replacements
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_too_many_broken_images_stop_in_one_line(partly_broken, workers):
+def test_too_many_broken_images_give_a_one_line_error(partly_broken, workers):
     with pytest.raises(UserError, match=r"set\.parquet, row \d+: .* images of set cannot be read") as error:
         list(stream(DataMix((partly_broken,)), 60).iterate(0, 4, workers))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_source_of_nothing_but_broken_images_stops(make, workers):
+def test_a_source_with_only_broken_images_is_rejected(make, workers):
     source = open_source(str(make.parquet({"image": [b"junk"] * 5, "caption": ["x"] * 5})))
     others = set(multiprocessing.active_children())
     with pytest.raises(UserError, match=r"row \d: not a picture") as error:
         list(stream(DataMix((source,)), 4).iterate(0, 1, workers))
     assert "\n" not in str(error.value)
-    assert set(multiprocessing.active_children()) <= others, "workers have ended while the error is still looked at"
+    assert set(multiprocessing.active_children()) <= others, "workers must end although the error is still referenced"
 
 
-def test_a_sample_whose_caption_is_missing_inside_a_structure_is_replaced(make):
+def test_a_sample_with_a_null_caption_field_is_replaced(make):
     metas = [{"text": "a"} if i % 2 else {"text": None} for i in range(20)]
     source = open_source(str(make.parquet({"meta": metas})), columns=Columns(caption="meta.text"))
     batch = stream(DataMix((source,)), 10, broken_share=1.0).batch(0)
@@ -365,7 +365,7 @@ def test_a_sample_whose_caption_is_missing_inside_a_structure_is_replaced(make):
 # --- bad input ---------------------------------------------------------------------------------------------------
 
 
-def test_mixtures_that_cannot_be(captions, labels, make):
+def test_invalid_mixtures_are_rejected(captions, labels, make):
     with pytest.raises(UserError, match="source"):
         DataMix(())
     with pytest.raises(UserError, match="captions"):
@@ -379,7 +379,7 @@ def test_mixtures_that_cannot_be(captions, labels, make):
         DataMix((numbers,))
 
 
-def test_a_batch_that_does_not_divide_over_the_processes(both):
+def test_a_batch_size_that_does_not_divide_over_the_ranks_is_rejected(both):
     with pytest.raises(UserError, match=r"12 .* 5"):
         stream(both, world_size=5)
 
@@ -388,8 +388,8 @@ def test_a_batch_that_does_not_divide_over_the_processes(both):
 
 
 def test_only_the_trainer_handles_stop_signals(captions, tmp_path):
-    """A worker ignores Ctrl-C, and a SIGTERM that `timeout` or Slurm sends to every process, and ends with its loader;
-    the handler that it inherited does not run."""
+    """Workers ignore Ctrl-C, and the SIGTERM that `timeout` or Slurm sends to all processes; they end with the loader
+    and never run the inherited handler."""
     handled, others = tmp_path / "handled", set(multiprocessing.active_children())
     previous = signal.signal(signal.SIGTERM, lambda *_: handled.touch())
     try:
@@ -409,7 +409,7 @@ def test_only_the_trainer_handles_stop_signals(captions, tmp_path):
     assert not handled.exists()
 
 
-def test_sources_of_one_length_are_passed_through_in_orders_of_their_own(captions):
+def test_sources_of_equal_length_have_different_orders(captions):
     everything = np.arange(len(captions))
     two = DataMix(
         (Subset(captions, everything, name="one"), Subset(captions, everything, name="two")), sampling="equal"
@@ -423,30 +423,30 @@ def test_sources_of_one_length_are_passed_through_in_orders_of_their_own(caption
     assert not np.array_equal(*places)
 
 
-def test_the_synonym_of_a_class_does_not_depend_on_the_template(make):
+def test_synonyms_and_templates_are_drawn_independently(make):
     path = str(make.parquet({"class_name": ["frog"] * 40, "label": [0] * 40, "names": [["toad", "newt"]] * 40}))
     source = open_source(path, kind="label", columns=Columns(synonyms="names"))
     drawn = stream(DataMix((source,)), 40, templates=("a {}.", "the {}."))
     texts = Counter(text for step in range(5) for text in drawn.batch(step).texts)
     assert set(texts) == {"a toad.", "a newt.", "the toad.", "the newt."}
-    assert min(texts.values()) > 25  # of 200, fifty each on average; 25 or fewer has a chance below 1e-3
+    assert min(texts.values()) > 25  # of 200, fifty each on average; the probability of 25 or fewer is below 1e-3
 
 
 def _train_until_killed(mixture, workers):
-    batches = stream(mixture, 4_096).iterate(0, 100_000, workers=1)  # their queue is longer than a pipe
+    batches = stream(mixture, 4_096).iterate(0, 100_000, workers=1)  # large enough to fill the queue's pipe
     next(batches)
-    time.sleep(2)  # until it is full
+    time.sleep(2)  # until the pipe is full
     workers.send([worker.pid for worker in multiprocessing.active_children()])
     signal.pause()
 
 
-def test_workers_end_with_a_trainer_that_is_killed(both):
-    """They ignore all signals but SIGKILL, so nobody else would end them."""
+def test_workers_end_when_their_trainer_is_killed(both):
+    """They ignore other signals than SIGKILL, so they must notice themselves."""
     context = multiprocessing.get_context("fork")
-    mine, its = context.Pipe()
-    trainer = context.Process(target=_train_until_killed, args=(both, its))
+    receiver, sender = context.Pipe()
+    trainer = context.Process(target=_train_until_killed, args=(both, sender))
     trainer.start()
-    (worker,) = mine.recv()
+    (worker,) = receiver.recv()
     trainer.kill()
     trainer.join()
     end = time.monotonic() + 30

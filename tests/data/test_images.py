@@ -26,7 +26,7 @@ def photo():
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparent_parts_are_white_and_half_transparent_ones_half_so(mode):
+def test_transparency_is_blended_with_white(mode):
     gray = Image.new("LA", (4, 1))
     for place, pixel in enumerate([(0, 0), (0, 128), (0, 255), (200, 255)]):
         gray.putpixel((place, 0), pixel)
@@ -42,11 +42,11 @@ def test_transparent_parts_are_white_and_half_transparent_ones_half_so(mode):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F", "transparency", "upright"])
-def test_a_picture_in_memory_is_read_as_its_file_is(mode, photo):
+def test_a_picture_in_memory_gives_the_same_pixels_as_its_file(mode, photo):
     options = {}
     if mode == "upright":
         exif = Image.Exif()
-        exif[0x0112] = 6  # turn it by 90 degrees
+        exif[0x0112] = 6  # rotate by 90 degrees
         image, options = photo, {"exif": exif}
     elif mode == "transparency":
         image, options = photo, {"transparency": photo.getpixel((3, 5))}
@@ -61,16 +61,16 @@ def test_a_picture_in_memory_is_read_as_its_file_is(mode, photo):
     np.testing.assert_array_equal(np.asarray(as_rgb(opened)), np.asarray(read))
     transform = ImageTransform(size=32)
     np.testing.assert_array_equal(transform.pixels(Image.open(io.BytesIO(data))), transform.pixels(read))
-    if not options:  # which only the file has
+    if not options:  # these exist only in the file
         np.testing.assert_array_equal(transform.pixels(image), transform.pixels(read))
     assert as_rgb(read) is read
 
 
 def tiff(values, *, bits=None, white=False, upright=1):
-    """A TIFF of one strip, as others write it: Pillow writes neither unsigned 32 bits nor twelve, nor zero as white."""
+    """Return a one-strip TIFF; Pillow cannot write unsigned 32-bit, 12-bit or white-is-zero TIFFs."""
     order = ">" if values.dtype.byteorder == ">" else "<"
     form = {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
-    strip = values.tobytes() if bits != 12 else twelve(values)
+    strip = values.tobytes() if bits != 12 else pack_12_bits(values)
     height, width = values.shape
     depth = bits or 8 * values.itemsize
     tags = {256: width, 257: height, 258: depth, 259: 1, 262: int(not white), 273: 8, 274: upright, 277: 1,
@@ -80,8 +80,8 @@ def tiff(values, *, bits=None, white=False, upright=1):
     return start + strip + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
 
 
-def twelve(values):
-    """Rows of an even number of twelve bits, packed."""
+def pack_12_bits(values):
+    """Pack an even number of 12-bit values."""
     pairs = values.reshape(-1, 2)
     return bytes(byte for a, b in pairs.tolist() for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
 
@@ -106,28 +106,28 @@ def twelve(values):
         ("u4", [0, 2**30, 2**31 - 1], [0, 64, 127], {}),
         ("i2", [-5, 16384, 32767], [0, 128, 255], {}),
         ("u2", [0, 32768, 65535], [0, 128, 255], {}),
-        ("u2", [0, 128, 255], [0, 0, 0], {}),  # sixteen bits are full at the top, however dark the picture
+        ("u2", [0, 128, 255], [0, 0, 0], {}),  # 16-bit pictures are scaled by their full range, however dark they are
         ("u2", [0, 256, 65535], [255, 254, 0], {"white": True}),
         ("u2", [0, 16, 2048, 4095], [0, 1, 128, 255], {"bits": 12}),
         ("u4", [0, 2**31, 2**32 - 1], [255, 128, 0], {"upright": 3}),
     ],
 )
-def test_greys_of_many_bits_are_full_where_their_numbers_are(kind, values, expected, options, order):
+def test_high_bit_depth_gray_is_scaled_to_8_bits(kind, values, expected, options, order):
     if order == ">" and (kind == "u4" or options):
-        return  # Pillow reads these of the other order only
+        return  # Pillow reads these only in little-endian order
     with np.errstate(all="raise"):
         found = np.asarray(decode(tiff(np.array([values], f"{order}{kind}"), **options), "x"))
     assert found[0, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["i4", "f4", "u2"])
-def test_greys_in_memory_are_read_as_those_of_a_file(kind):
+def test_gray_arrays_in_memory_give_the_same_pixels_as_files(kind):
     values = np.array([[0, 255, 2**15, 2**16 - 1]], kind)
     data = tiff(values)
     np.testing.assert_array_equal(np.asarray(as_rgb(Image.fromarray(values))), np.asarray(decode(data, "x")))
 
 
-def test_a_large_jpeg_is_decoded_small_but_never_smaller_than_needed(photo):
+def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_smaller_than_needed(photo):
     data = encoded(photo.resize((1000, 800)), "JPEG", quality=95)
     sizes = {needed: min(decode(data, "x", needed=needed).size) for needed in (0, 100, 150, 250, 500, 900)}
     assert sizes == {0: 800, 100: 100, 150: 200, 250: 400, 500: 800, 900: 800}
@@ -141,7 +141,7 @@ def cut(data):
 
 
 def png_bomb(width, height):
-    """A PNG header that claims any size."""
+    """Return a PNG header that claims the given size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
@@ -158,7 +158,7 @@ def png_bomb(width, height):
     ],
     ids=["nothing", "text", "huge bomb", "bomb"],
 )
-def test_what_is_no_picture_is_named_in_one_line(data, reason):
+def test_invalid_image_data_gives_a_one_line_error(data, reason):
     with pytest.raises(BrokenImageError) as error:
         decode(data, "set.parquet, row 7")
     assert isinstance(error.value, UserError)
@@ -168,12 +168,12 @@ def test_what_is_no_picture_is_named_in_one_line(data, reason):
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_a_picture_cut_short_is_named(format, photo):
+def test_the_error_names_a_truncated_picture(format, photo):
     with pytest.raises(BrokenImageError, match=r"^x, row 3: (cannot be read|not a picture)"):
         decode(cut(encoded(photo, format)), "x, row 3")
 
 
-def test_damage_in_the_middle_is_an_error_of_one_kind(photo):
+def test_damage_in_the_middle_raises_only_broken_image_errors(photo):
     data = encoded(photo)
     generator = np.random.default_rng(0)
     for _ in range(60):
@@ -185,21 +185,21 @@ def test_damage_in_the_middle_is_an_error_of_one_kind(photo):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("exif", [b"Exif\0\0no TIFF at all", b"Exif\0\0II*\0"])
-def test_damaged_exif_costs_no_picture(form, exif, photo):
-    right = decode(encoded(photo, form), "photo")
-    assert decode(encoded(photo, form, exif=exif), "photo").tobytes() == right.tobytes()
+def test_damaged_exif_is_ignored(form, exif, photo):
+    intact = decode(encoded(photo, form), "photo")
+    assert decode(encoded(photo, form, exif=exif), "photo").tobytes() == intact.tobytes()
 
 
-def test_a_raw_picture_of_a_camera_is_named_as_what_it_is(tmp_path):
-    (tmp_path / "beach.NEF").write_bytes(b"a camera's own format")
+def test_the_error_for_a_camera_raw_file_suggests_jpeg(tmp_path):
+    (tmp_path / "beach.NEF").write_bytes(b"a raw format")
     with pytest.raises(BrokenImageError, match=r"beach.*JPEG"):
         decode(tmp_path / "beach.NEF", "beach")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "1", "I;16", "F"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 64), (5, 65), (2, 200)])
-def test_the_digest_of_a_picture_is_that_of_its_pixels_as_one_array(mode, size):
-    """Ids of pictures are digests: another one would give every picture of an index another id."""
+def test_the_digest_of_a_picture_is_stable(mode, size):
+    """Digests are picture ids, so a different digest would change every id of an index."""
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     image = image.convert("I").convert("I;16") if mode == "I;16" else image.convert(mode)

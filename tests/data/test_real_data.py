@@ -1,4 +1,4 @@
-"""The real sets open as they are, and train and test as the guide says."""
+"""The real data sets open unmodified, and train and evaluate as documented."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ SETS = ("caltech101", "cifar10", "dtd10", "emoji", "eurosat", "flickr8k", "omnig
 
 
 def rows(file, split=None):
-    """The rows of a file without its pictures, read without recollect."""
+    """Return the rows of a file without its pictures, read with pyarrow."""
     table = pq.read_table(file, columns=[name for name in pq.read_schema(file).names if name != "image"])
     return table if split is None else table.filter(pc.equal(table["split"], split))
 
@@ -53,14 +53,14 @@ def test_every_split_has_the_rows_of_the_file(real_data, name):
         assert len(open_source(str(file), split=split)) == count
 
 
-def test_aerial_images_without_a_class_are_left_out_of_the_label_set(real_data):
+def test_aerial_images_without_a_class_are_excluded_from_the_label_source(real_data):
     source = open_source(str(real_data("rsicd_captions")), kind="label", split="all")
     classes = [name for name in rows(real_data("rsicd_captions")).column("class_name").to_pylist() if name]
     assert (len(source), len(source.class_names)) == (len(classes), len(set(classes)))
     assert len(classes) < len(rows(real_data("rsicd_captions")))
 
 
-def test_omniglot_is_divided_inside_one_split(real_data):
+def test_omniglot_is_divided_within_one_split(real_data):
     task = classification_task(str(real_data("omniglot")), division=Division(within="test", query_share=0.25))
     test = rows(real_data("omniglot"), "test")
     assert len(task.class_names) == len(set(test.column("label").to_pylist()))
@@ -68,19 +68,19 @@ def test_omniglot_is_divided_inside_one_split(real_data):
     assert len(task.query) / len(test) == pytest.approx(0.25, abs=0.01)
 
 
-def test_one_pool_of_three_domains_knows_all_true_matches(real_data):
+def test_a_pool_of_three_domains_has_all_true_matches(real_data):
     files = [str(real_data(name)) for name in ("emoji", "rsicd_captions", "flickr8k")]
     pool = retrieval_task(files)
     assert len(pool.images) == sum(len(rows(Path(file), "test")) for file in files)
     assert sum(pool.ambiguous) == sum(filter(None, rows(Path(files[0]), "test").column("ambiguous").to_pylist()))
-    assert {"aerial", "flickr8k:test", "noto"} <= set(pool.domains)  # a set without domains is one domain
+    assert {"aerial", "flickr8k:test", "noto"} <= set(pool.domains)  # a set without a domain column is a single domain
     aerial = retrieval_task(files[1])
     sentences = [set(captions) for captions in rows(Path(files[1]), "test").column("captions").to_pylist()]
     shared = Counter(caption for captions in sentences for caption in captions)
     assert sum(len(images) > 1 for images in aerial.matches) == sum(count > 1 for count in shared.values())
 
 
-def test_three_sources_of_two_kinds_train_together(real_data):
+def test_captions_and_labels_can_be_mixed(real_data):
     captions = tuple(open_source(str(real_data(name))) for name in ("emoji", "rsicd_captions"))
     names = open_source(str(real_data("tiny_imagenet_b")), kind="label", columns=Columns(synonyms="captions"))
     mixture = DataMix((*captions, names), sampling="equal")

@@ -1,4 +1,4 @@
-"""Streams behind an address: a real server, that gives parts of files, drops connections and falls silent."""
+"""Remote streams, read from a local server that supports ranges, drops connections and goes silent."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ EVERY = Counter(f"picture {number}" for number in range(SHARDS * EACH))
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """The same pictures as tars with their sizes, and as two Parquet files of many row groups."""
+    """Folder with the same pictures as tars with sizes, and as two Parquet files with many row groups."""
     folder = tmp_path_factory.mktemp("store")
     for shard in range(SHARDS):
         (folder / f"s-{shard:02}.tar").write_bytes(tar_of(range(shard * EACH, (shard + 1) * EACH)))
@@ -53,7 +53,7 @@ def store(shards, tmp_path, monkeypatch):
 
 
 def drop(web) -> None:
-    """Let the next answers of every third tar, and three of each Parquet file, stop in the middle or be a 503."""
+    """Make the next responses for two thirds of the tars, and three for each Parquet file, break off or be a 503."""
     web.cut.update({f"s-{shard:02}.tar": 1 for shard in range(0, SHARDS, 3)})
     web.refused.update({f"s-{shard:02}.tar": 1 for shard in range(1, SHARDS, 3)})
     web.cut.update({f"train-{part}.parquet": 2 for part in range(2)})
@@ -61,8 +61,8 @@ def drop(web) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet", "hub"])
-def test_every_sample_comes_once_through_dropped_connections_on_ranks_and_workers(store, kind, unchecked):
-    """Counted: 25 steps of 12 are one pass through 300 samples; and step 17 is found again at its very place."""
+def test_every_sample_is_read_once_despite_dropped_connections(store, kind, unchecked):
+    """On ranks and workers. 25 steps of 12 are one pass through 300 samples; a run can also start at step 17."""
     whole = texts(stream(open_source(store.specs[kind])).iterate(0, 25))
     assert Counter(whole) == EVERY
     source = open_source(store.specs[kind])
@@ -70,22 +70,22 @@ def test_every_sample_comes_once_through_dropped_connections_on_ranks_and_worker
     ranks = [texts(stream(source, rank=rank, world_size=2).iterate(0, 25, workers=rank)) for rank in range(2)]
     assert [text for step in range(25) for each in ranks for text in each[step * 6 : step * 6 + 6]] == whole
     assert texts(stream(open_source(store.specs[kind])).iterate(17, 25)) == whole[17 * 12 :]
-    files = {name for name in store.asked if name.endswith(".tar" if kind == "tar" else ".parquet")}
+    files = {name for name in store.requests if name.endswith(".tar" if kind == "tar" else ".parquet")}
     if kind != "tar":
-        assert sum(store.cut[name] + store.refused[name] for name in files) == 0, "every fault was met"
+        assert sum(store.cut[name] + store.refused[name] for name in files) == 0, "every fault must have occurred"
     assert len(files) == (SHARDS if kind == "tar" else 2)
 
 
-def test_a_tar_is_fetched_once_by_all_workers_and_taken_up_where_it_broke(store, unchecked):
+def test_workers_download_a_tar_once_and_resume_after_a_fault(store, unchecked):
     drop(store)
     assert Counter(texts(stream(open_source(store.specs["tar"])).iterate(0, 25, workers=2))) == EVERY
     tars = [f"s-{shard:02}.tar" for shard in range(SHARDS)]
-    # One download; one more request after a fault, and one for the version in each worker.
-    assert all(2 <= store.asked[name] <= 4 for name in tars)
+    # A download, a request after a fault, and a version request per worker.
+    assert all(2 <= store.requests[name] <= 4 for name in tars)
     assert sum(store.cut[name] + store.refused[name] for name in tars) == 0
 
 
-def test_a_tar_that_another_process_removes_from_the_cache_stays_readable(store, tmp_path):
+def test_a_tar_removed_from_the_cache_stays_readable(store, tmp_path):
     source = open_source(store.specs["tar"])
     assert source.texts(3) == ("picture 3",)
     for kept in (tmp_path / "cache" / "streams").glob("*.tar"):
@@ -94,59 +94,59 @@ def test_a_tar_that_another_process_removes_from_the_cache_stays_readable(store,
     assert open_source(store.specs["tar"]).texts(4) == ("picture 4",)
 
 
-def test_a_tar_that_was_fetched_before_is_fetched_again_where_its_store_has_another(store, tmp_path):
+def test_a_cached_tar_is_downloaded_again_if_it_changed_on_the_server(store, tmp_path):
     store.folder = tmp_path / "web"
     store.folder.mkdir()
     (store.folder / "sizes.json").write_text('{"s.tar": 5}')
-    spec, asked = f"{store.address}/s.tar?stream=yes", []
+    spec, requests = f"{store.address}/s.tar?stream=yes", []
     for numbers, version in ((range(5), '"0"'), (range(5), '"0"'), (range(5, 10), '"1"'), (range(5), None)):
         (store.folder / "s.tar").write_bytes(tar_of(numbers))
         store.version = version
         source = open_source(spec)
         assert [source.texts(index) for index in (0, 4)] == [(f"picture {numbers[index]}",) for index in (0, 4)]
-        asked.append(store.asked["s.tar"])
-    assert asked == [2, 3, 5, 9], "only its version is requested the second time"
+        requests.append(store.requests["s.tar"])
+    assert requests == [2, 3, 5, 9], "the second time, only the version is requested"
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_a_store_that_falls_silent_ends_the_run_in_one_line(store, kind):
-    """No other sample takes the place of one that cannot be reached: the run would not be that of its seed."""
+def test_an_unavailable_store_ends_the_run_with_a_one_line_error(store, kind):
+    """Unreachable samples are not replaced, since the run would no longer be determined by its seed."""
     source = open_source(store.specs[kind])
     made = stream(source).iterate(0, 25)
     next(made)
     store.refused.update({f"s-{shard:02}.tar": 1000 for shard in range(SHARDS)})
     store.refused.update({f"train-{part}.parquet": 1000 for part in range(2)})
-    with pytest.raises(UserError, match="503") as met:
+    with pytest.raises(UserError, match="503") as caught:
         texts(made)
-    assert "\n" not in str(met.value)
+    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="503"):
         texts(stream(open_source(store.specs["tar"])).iterate(3, 25, workers=1))
 
 
-def test_a_store_that_never_answered_is_said_at_once(shards):
+def test_an_unreachable_server_is_reported_at_once(shards):
     with serving(shards) as web:
         gone = web.address
     began = time.monotonic()
     for spec in ("train-0.parquet", "s-{00..02}.tar"):
-        with pytest.raises(UserError, match="refused") as met:
+        with pytest.raises(UserError, match="refused") as caught:
             open_source(f"{gone}/{spec}?stream=yes")
-        assert "\n" not in str(met.value)
+        assert "\n" not in str(caught.value)
     assert time.monotonic() - began < 0.4
 
 
 @pytest.mark.parametrize(("spec", "culprit"), [("none.parquet", "none.parquet"), ("none-{0..1}.tar", "sizes.json")])
-def test_what_is_not_there_is_one_line(store, spec, culprit):
-    with pytest.raises(UserError, match=culprit) as met:
+def test_missing_remote_files_give_a_one_line_error(store, spec, culprit):
+    with pytest.raises(UserError, match=culprit) as caught:
         open_source(f"{store.address}/{spec}?stream=yes")
-    assert "\n" not in str(met.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_an_address_that_is_not_streamed_says_how_to_read_it(store):
+def test_the_error_for_a_url_without_streaming_suggests_it(store):
     with pytest.raises(UserError, match=r"/train-0\.parquet\?stream=yes"):
         open_source(f"{store.address}/train-0.parquet")
 
 
-def test_a_store_without_parts_gives_tars_and_says_what_to_do_with_parquet(store):
+def test_without_range_requests_tars_work_and_parquet_is_rejected(store):
     store.ranges = False
     store.cut["s-01.tar"] = 1
     assert open_source(store.specs["tar"])[7].texts == ("picture 7",)
@@ -154,7 +154,7 @@ def test_a_store_without_parts_gives_tars_and_says_what_to_do_with_parquet(store
         open_source(store.specs["parquet"])
 
 
-def test_a_file_that_changes_while_it_is_read_stops_the_run(store):
+def test_a_file_that_changes_during_reading_stops_the_run(store):
     source = open_source(store.specs["parquet"])
     store.version = '"1"'
     with pytest.raises(UserError, match=r"train-0\.parquet"):
@@ -162,7 +162,7 @@ def test_a_file_that_changes_while_it_is_read_stops_the_run(store):
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_the_content_of_a_stream_is_told_by_the_versions_of_its_files(store, kind):
+def test_the_content_hash_of_a_stream_depends_on_file_versions(store, kind):
     spec = store.specs[kind].replace("{00..59}", "{00..01}")
     before = open_source(spec).content
     streams._remote_parquet.cache_clear()
@@ -170,11 +170,11 @@ def test_the_content_of_a_stream_is_told_by_the_versions_of_its_files(store, kin
     assert source.content == before
     store.version = '"1"'
     assert source.content != before
-    store.version = None  # a store that has none: by the ends of the files
+    store.version = None  # without versions, the ends of the files are hashed
     assert source.content == source.content != before
 
 
-def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_path):
+def test_a_hub_data_set_is_streamed_by_split_and_configuration(store, shards, tmp_path):
     files = {"plain/train-0.parquet", "plain/validation-0.parquet", "more/test-0.parquet"}
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -186,10 +186,10 @@ def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_pat
         return {block.file.partition(f"@{SHA}/")[2] for block in blocks}
 
     assert found("") == {"plain/train-0.parquet"}
-    source, asked = open_source("some/set?stream=yes"), store.asked.total()
-    before, store.version = source.content, '"another, of another server"'
-    assert source.content == before, "the commit tells it"
-    assert store.asked.total() == asked
+    source, requests = open_source("some/set?stream=yes"), store.requests.total()
+    before, store.version = source.content, '"another"'
+    assert source.content == before, "only the commit counts"
+    assert store.requests.total() == requests
     assert found("", split="val") == {"plain/validation-0.parquet"}
     assert found("&config=more&split=test") == {"more/test-0.parquet"}
     for query, culprit in (("&split=test&config=plain", "plain"), ("&config=other", "other")):
@@ -197,7 +197,7 @@ def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_pat
             found(query)
 
 
-def test_no_room_for_a_fetched_shard_says_which_folder(store, monkeypatch, tmp_path):
+def test_the_error_for_a_full_disk_names_the_cache_folder(store, monkeypatch, tmp_path):
     def full(file, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -208,18 +208,18 @@ def test_no_room_for_a_fetched_shard_says_which_folder(store, monkeypatch, tmp_p
     assert not list(kept.glob("*.tar"))
 
 
-def test_a_worker_opens_the_files_of_a_store_anew(store, monkeypatch):
-    """fsspec's file systems of stores refuse to work behind a fork."""
+def test_a_worker_reopens_remote_files(store, monkeypatch):
+    """fsspec's remote file systems do not work after a fork."""
     file = f"{store.address}/train-0.parquet"
-    here = streams._parquet(file)
-    assert streams._parquet(file) is here
+    opened = streams._parquet(file)
+    assert streams._parquet(file) is opened
     child = os.fork()
     if not child:
-        os._exit(int(streams._parquet(file) is here))
+        os._exit(int(streams._parquet(file) is opened))
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_sizes_that_are_wrong_lose_no_sample_silently(store, shards, tmp_path):
+def test_wrong_sizes_are_detected(store, shards, tmp_path):
     for size, error, message in (
         (EACH - 1, UserError, r"s-00.tar: contains 5 samples"),
         (EACH + 1, BrokenImageError, "s-00.tar, sample 5"),
@@ -232,7 +232,7 @@ def test_sizes_that_are_wrong_lose_no_sample_silently(store, shards, tmp_path):
             open_source(f"{web.address}/s-{{00..00}}.tar?stream=yes")[5 if size > EACH else 0]
 
 
-def test_a_tokenizer_reads_a_part_of_the_shards_of_a_large_stream(store):
+def test_the_corpus_of_a_large_stream_is_sampled_from_some_shards(store):
     source = open_source(store.specs["parquet"])
     found = list(corpus(source, 40))
     assert 40 <= len(set(found)) == len(found) <= 45

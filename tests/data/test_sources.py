@@ -1,4 +1,4 @@
-"""Every form of data that can be opened, and what its samples carry."""
+"""All supported data formats and the samples they give."""
 
 import json
 import os
@@ -35,15 +35,15 @@ def test_parquet_with_captions(make, shade):
     assert sample.source == source.name == "set"
 
 
-def test_parquet_with_numbered_labels_and_their_names(make):
+def test_parquet_with_numeric_labels_and_class_names(make):
     path = make.parquet({"label": [5, 2, 5, -1], "class_name": ["bus_stop", "cat", "bus_stop", ""]})
     source = open_source(str(path), kind="label")
-    assert source.class_names == ("cat", "bus stop")  # in the order of their numbers, without gaps
-    assert [sample.label for sample in source] == [1, 0, 1]  # the row without a class is left out
+    assert source.class_names == ("cat", "bus stop")  # by number, without gaps
+    assert [sample.label for sample in source] == [1, 0, 1]  # the row without a class is skipped
     assert source[0].texts == ()
 
 
-def test_labels_that_are_words_get_the_same_number_in_every_split(make):
+def test_string_labels_have_the_same_number_in_every_split(make):
     words = ["owl", "ant", "bee", "bee", "cow", "owl"]
     path = make.parquet({"label": words, "split": ["train", "train", "train", "test", "test", "test"]})
     train, test = (open_source(str(path), split=split) for split in ("train", "test"))
@@ -52,7 +52,7 @@ def test_labels_that_are_words_get_the_same_number_in_every_split(make):
     assert [sample.label for sample in test] == [1, 2, 3]
 
 
-def test_spaces_around_a_label_make_no_class_and_labels_may_be_true_or_false(make):
+def test_labels_are_stripped_and_may_be_boolean(make):
     spaced = open_source(str(make.parquet({"label": ["cat ", " cat", "cat", "dog", " "]})))
     assert spaced.class_names == ("cat", "dog")
     assert [sample.label for sample in spaced] == [0, 0, 0, 1]
@@ -62,22 +62,22 @@ def test_spaces_around_a_label_make_no_class_and_labels_may_be_true_or_false(mak
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|", ","])
-def test_a_csv_of_any_spreadsheet(make, separator):
+def test_csv_separators_are_detected(make, separator):
     make.pictures(["one.png", "two.png"])
     rows = [("image", "caption"), ("pictures/one.png", "a"), ("pictures/two.png", '"b\nc"')]
-    for end in ("", separator):  # the last cell of every row may be empty
+    for end in ("", separator):  # rows may end in an empty cell
         text = "".join(separator.join(row) + (end if number else "") + "\r\n" for number, row in enumerate(rows))
         table = make.text(f"list{len(end)}.csv", "\ufeff" + text)
         assert [sample.texts for sample in open_source(str(table))] == [("a",), ("b\nc",)]
 
 
-def test_synonyms_become_the_texts_of_a_label_source(make):
+def test_synonyms_are_the_texts_of_a_label_source(make):
     path = make.parquet({"label": ["frog"], "names": [["frog", "toad"]]})
     source = open_source(str(path), kind="label", columns=Columns(synonyms="names"))
     assert source[0].texts == ("frog", "toad")
 
 
-def test_captions_from_several_columns_and_from_inside_a_structure(make):
+def test_captions_from_several_columns_or_a_nested_field(make):
     columns = {"caption_0": ["a", "b"], "caption_1": ["c", None], "meta": [{"raw": ["d"]}, {"raw": ["e", "f"]}]}
     path = str(make.parquet(columns))
     both = open_source(path, columns=Columns(caption="caption_0,caption_1"))
@@ -86,7 +86,7 @@ def test_captions_from_several_columns_and_from_inside_a_structure(make):
     assert [sample.texts for sample in inner] == [("d",), ("e", "f")]
 
 
-def test_webdataset_shards_with_varying_json_and_missing_fields(make, shade):
+def test_webdataset_shards_with_different_json_and_missing_files(make, shade):
     samples = []
     for i in range(12):
         facts = {"caption": f"json {i}", "width": i if i > 8 else None}
@@ -102,8 +102,8 @@ def test_webdataset_shards_with_varying_json_and_missing_fields(make, shade):
     assert [from_json[i].texts for i in (2, 11)] == [("json 2",), ("json 11",)]
 
 
-def test_webdataset_shards_with_several_kinds_of_pictures(make, shade):
-    """One sample with another kind of file, in any shard, leaves all others readable."""
+def test_webdataset_shards_with_several_image_formats(make, shade):
+    """A sample with an extra file, in any shard, does not affect the others."""
     kinds = ["png", "png", "jpg", "JPG", "webp"]
     for number, kind in enumerate(kinds[3:]):
         make.tar([(f"{number}", {kind: make.encoded(make.picture(number)), "txt": b"a"})], f"capitals/{number}.tar")
@@ -124,7 +124,7 @@ def test_webdataset_shards_with_several_kinds_of_pictures(make, shade):
     assert [shade(masks[number]) for number in range(3)] == [0, 9, 99]
 
 
-def test_webdataset_with_classes_and_their_names_beside_it(make):
+def test_webdataset_with_classes_and_a_file_of_class_names(make):
     for split, count in (("train", 4), ("test", 2)):
         rows = [
             (f"{i}", {"jpg": make.encoded(make.picture(i), "JPEG"), "cls": str(i % 2).encode()}) for i in range(count)
@@ -137,7 +137,7 @@ def test_webdataset_with_classes_and_their_names_beside_it(make):
     assert split_names(str(make.folder / "wds")) == ("test", "train")
 
 
-def test_a_folder_of_images_for_each_class(make, shade):
+def test_a_folder_of_images_per_class(make, shade):
     root = make.pictures(["train/cat/test_1.png", "train/old_bus/2.png", "val/cat/3.jpg", "val/old_bus/4.png"])
     source = open_source(str(root), split="train")
     assert source.class_names == ("cat", "old bus")
@@ -146,24 +146,27 @@ def test_a_folder_of_images_for_each_class(make, shade):
     assert repr(source) == "TableSource('pictures:train': 2 samples, labels, 2 classes)"
 
 
-def test_names_of_classes_whose_folders_have_ids(make, capfd):
+def test_class_names_for_folders_named_by_id(make, capfd):
     make.pictures(["train/n01440764/a.png", "train/n02102040/b.png", "val/n02102040/c.png"], "imagenet")
-    folder, text = str(make.folder / "imagenet"), "\n".join(["crane", "crane"])  # ImageNet has two kinds
+    folder, text = (
+        str(make.folder / "imagenet"),
+        "\n".join(["crane", "crane"]),
+    )  # ImageNet has two classes with this name
     assert open_source(folder).class_names == ("n01440764", "n02102040")
     assert "WordNet" in capfd.readouterr().err
     make.text("imagenet/classnames.txt", text)
     for split, labels in (("train", [0, 1]), ("val", [1])):
-        named = open_source(folder, split=split)
-        assert (named.class_names, [sample.label for sample in named]) == (("crane", "crane"), labels)
+        source = open_source(folder, split=split)
+        assert (source.class_names, [sample.label for sample in source]) == (("crane", "crane"), labels)
     make.text("imagenet/classnames.txt", text + "\nowl")
     assert open_source(folder).class_names == ("n01440764", "n02102040")
     assert "3 names" in capfd.readouterr().err
 
 
-def test_text_files_next_to_pictures_are_their_captions(make):
+def test_text_files_next_to_pictures_are_captions(make):
     root = make.pictures(["train/cat/a.png", "train/cat/b.jpg", "train/owl/c.png", "val/owl/d.png"])
     (root / "train/cat/a.txt").write_text("a cat\n\n a gray cat \n", "utf-8")
-    (root / "train/cat/b.TXT").write_bytes(b"\xef\xbb\xbfcaf\xe9")  # with a byte-order mark, and not quite UTF-8
+    (root / "train/cat/b.TXT").write_bytes(b"\xef\xbb\xbfcaf\xe9")  # with a byte-order mark and invalid UTF-8
     source = open_source(str(root), split="train")
     assert [sample.texts for sample in source] == [("a cat", "a gray cat"), ("caf\ufffd",)]
     assert (source.class_names, [sample.label for sample in source]) == (("cat", "owl"), [0, 0])
@@ -172,12 +175,12 @@ def test_text_files_next_to_pictures_are_their_captions(make):
     (root / "train/cat/a.txt").write_text("a dog", "utf-8")
     changed = open_source(str(root), split="train")
     assert (changed[0].texts, changed.fingerprint == before) == (("a dog",), False)
-    (root / "train/cat/b.TXT").unlink()  # one caption for four pictures: not a folder with captions
+    (root / "train/cat/b.TXT").unlink()  # one caption for four pictures is not enough
     assert open_source(str(root), split="train").kind == "label"
 
 
 @pytest.mark.parametrize("content", ["0 0.5 0.5 0.25 0.25\n", "one long document\n" * 300, ""])
-def test_text_files_next_to_pictures_that_are_not_captions(make, content):
+def test_other_text_files_next_to_pictures_are_ignored(make, content):
     root = make.pictures(["a.png", "b.png"])
     for name in ("a.txt", "b.txt"):
         (root / name).write_text(content, "utf-8")
@@ -186,7 +189,7 @@ def test_text_files_next_to_pictures_that_are_not_captions(make, content):
     assert "txt" not in source.table.column_names
 
 
-def test_a_class_may_be_called_train_and_a_file_test(make):
+def test_a_class_may_be_named_train_and_a_file_test(make):
     root = make.pictures(["train/a.png", "train/test-1.png", "bus/b.png", "tram/val.png"])
     source = open_source(str(root))
     assert source.class_names == ("bus", "train", "tram")
@@ -203,7 +206,7 @@ def test_a_folder_of_images_with_metadata(make, shade):
     ]
 
 
-def test_metadata_of_each_split_keeps_captions_that_look_missing(make, shade):
+def test_metadata_per_split_keeps_captions_that_look_missing(make, shade):
     make.pictures(["train/x/one.png", "train/two.png", "test/three.png"])
     make.text("pictures/train/metadata.csv", "file_name,caption\nx/one.png,None\ntwo.png,NA\n")
     make.text("pictures/test/metadata.csv", "file_name,caption\nthree.png,null\n")
@@ -231,14 +234,14 @@ def test_metadata_files_whose_columns_differ_in_type(make, one, two, expected, f
     assert open_source(str(root), split=split).values("note") == expected
 
 
-def test_metadata_files_of_different_kinds(make):
+def test_metadata_files_of_different_formats(make):
     root = make.pictures(["m/0.png", "n/0.png"])
     make.text("pictures/m/metadata.csv", "file_name,caption\n0.png,a\n")
     make.text("pictures/n/metadata.jsonl", '{"file_name": "0.png", "caption": "b"}\n')
     assert [sample.texts for sample in open_source(str(root))] == [("a",), ("b",)]
 
 
-def test_a_folder_without_metadata_counts_for_splits(make):
+def test_folders_without_metadata_can_be_splits(make):
     root = make.pictures(["test/0.png", "other/1.png"])
     make.text("pictures/test/metadata.csv", "file_name,caption\n0.png,a\n")
     assert split_names(str(root)) == ("train",)
@@ -249,60 +252,60 @@ def test_a_folder_without_metadata_counts_for_splits(make):
         open_source(str(root))
 
 
-def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make, monkeypatch, capsys):
-    """Nor need it have a home that one can write to, as in a container of somebody else's."""
+def test_a_plain_image_folder_has_neither_captions_nor_labels(make, monkeypatch, capsys):
+    """It needs no writable home folder either, e.g. in a container."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/none/x")
     monkeypatch.setattr(files, "_cache_dir", files._cache_dir.__wrapped__)
     source = open_source(str(make.pictures(["a.png", "b.png"])))
     assert [(sample.texts, sample.label) for sample in source] == [((), NO_LABEL)] * 2
-    assert "/proc/none/x" not in capsys.readouterr().err, "pictures alone need no cache"
+    assert "/proc/none/x" not in capsys.readouterr().err, "plain pictures need no cache"
     open_source(str(make.text("list.csv", "path,caption\npictures/a.png,old\n")))
     assert "/proc/none/x" in capsys.readouterr().err
 
 
-def test_folders_are_labels_only_where_all_pictures_are_on_one_level(make):
+def test_folders_are_labels_only_if_all_pictures_are_at_the_same_depth(make):
     source = open_source(str(make.pictures(["train/cat/a.png", "train/dog/b.png", "test/dog/c.png"])), split="test")
     assert [source.class_names[sample.label] for sample in source] == ["dog"]
     make.pictures(["train/d.png"])
     assert {sample.label for sample in open_source(str(make.pictures(["train/d.png"])), split="train")} == {NO_LABEL}
 
 
-def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(make, capsys):
-    """A browser's second copy is no pattern; one name of a thousand from an old archive stops nothing."""
+def test_files_may_have_any_name_and_undecodable_names_are_skipped_with_a_warning(make, capsys):
+    """Brackets, as in a browser's second download, are not glob patterns."""
     names = ["[b]old/x].png", "a::b.png", "image[1].png", "line\nbreak, 100 %41.png", "what?*.png"]
     root = make.pictures([*names, "z.png"])
     try:
         os.rename(root / "z.png", os.fsencode(root) + b"/caf\xe9.png")
     except OSError:
-        pytest.skip("this file system takes no such names")
+        pytest.skip("this file system rejects such names")
     source = open_source(str(root))
     assert [str(source.original(place)) for place in range(len(source))] == [str(root / name) for name in names]
-    said = capsys.readouterr().err
-    assert all(name in said for name in ("1 file", "caf"))
+    warning = capsys.readouterr().err
+    assert all(name in warning for name in ("1 file", "caf"))
     table = make.text("list[2].csv", "path,caption\npictures/image[1].png,old\n")
     assert open_source(str(table))[0].texts == ("old",)
 
 
-def test_a_folder_is_the_same_pictures_to_all_who_read_it_and_kinds_that_nobody_reads_are_named(make, capsys):
-    """A source, a watch, and what lists files: none passes over a telephone's pictures without a word."""
+def test_all_readers_find_the_same_pictures_and_report_unsupported_formats(make, capsys):
+    """Readers are sources, `watch` and the file lister."""
     root = make.pictures(["train/cat/a.png", "train/cat/b.png", "train/dog/c.png", "train/dog/d.webp"])
     (root / "train/cat/b.png").rename(root / "train/cat/b.qoi")
     (root / "train/dog/c.png").rename(root / "train/dog/c.PFM")
     for name in ("e.dng", "f.DNG", "g.svg", "film.mpg", "paper.pdf", "notes.txt"):
-        (root / "train" / "cat" / name).write_bytes(b"nothing that is read here")
+        (root / "train" / "cat" / name).write_bytes(b"unsupported")
     source = open_source(str(root))
     names = [source.original(place).name for place in range(len(source))]
     assert (names, source.class_names) == (["a.png", "b.qoi", "c.PFM", "d.webp"], ("cat", "dog"))
-    said = "2 .dng, 1 .svg"
-    assert capsys.readouterr().err.count(said) == 1
+    unsupported = "2 .dng, 1 .svg"
+    assert capsys.readouterr().err.count(unsupported) == 1
     assert [file.name for file in find_images(root)] == names
-    assert capsys.readouterr().err.count(said) == 1
+    assert capsys.readouterr().err.count(unsupported) == 1
     assert sorted(Path(file).name for file in pictures_below(root)) == sorted(names)
     for name in names:
         next(root.rglob(name)).unlink()
-    for refuse in (lambda: open_source(str(root)), lambda: find_images(root)):
+    for read in (lambda: open_source(str(root)), lambda: find_images(root)):
         with pytest.raises(UserError, match=r"2 \.dng, 1 \.svg"):
-            refuse()
+            read()
     for name in ("g.svg", "notes.txt"):
         with pytest.raises(UserError, match=name):
             find_images(root / "train" / "cat" / name)
@@ -325,7 +328,7 @@ def hub_set(make, count=6):
     return datasets.Dataset.from_dict(rows, features=features)
 
 
-def test_a_set_in_the_layout_of_the_hub(make, shade):
+def test_a_data_set_in_the_hub_layout(make, shade):
     rows = hub_set(make)
     rows.to_parquet(make.folder / "hub" / "data" / "train-00000-of-00001.parquet")
     rows.select([4, 5]).to_parquet(make.folder / "hub" / "data" / "test-00000-of-00001.parquet")
@@ -334,7 +337,7 @@ def test_a_set_in_the_layout_of_the_hub(make, shade):
     assert [(sample.label, shade(sample)) for sample in source] == [(1, 4), (2, 5)]
 
 
-def test_a_set_written_by_save_to_disk(make, shade):
+def test_a_data_set_written_by_save_to_disk(make, shade):
     rows = hub_set(make)
     datasets.DatasetDict({"train": rows, "test": rows.select([3])}).save_to_disk(make.folder / "saved")
     assert [shade(sample) for sample in open_source(str(make.folder / "saved"), split="test")] == [3]
@@ -342,18 +345,18 @@ def test_a_set_written_by_save_to_disk(make, shade):
     assert [shade(sample) for sample in open_source(str(make.folder / "single"))] == [5, 1]
 
 
-def test_a_hub_id_is_loaded_by_datasets(make, monkeypatch, shade):
-    # No hub can be reached here: what stands in for it is the same library, reading the same layout from a folder.
+def test_a_hub_id_is_loaded_with_datasets(make, monkeypatch, shade):
+    # The hub is unreachable in tests, so load the same layout from a folder.
     hub_set(make).to_parquet(make.folder / "hub" / "data" / "train-00000-of-00001.parquet")
-    load, asked = datasets.load_dataset, []
+    load, requests = datasets.load_dataset, []
 
     def from_folder(name, config=None, revision=None):
-        asked.append((name, config, revision))
+        requests.append((name, config, revision))
         return load(str(make.folder / "hub"))
 
     monkeypatch.setattr(datasets, "load_dataset", from_folder)
     source = open_source("owner/some-set?config=small&revision=refs/convert/parquet&split=train[:2]")
-    assert asked == [("owner/some-set", "small", "refs/convert/parquet")]
+    assert requests == [("owner/some-set", "small", "refs/convert/parquet")]
     assert [shade(sample) for sample in source] == [0, 1]
 
 
@@ -405,16 +408,16 @@ def test_filters(twenty, query, expected, shade):
     assert [shade(sample) for sample in open_source(f"{twenty}?{query}")] == expected
 
 
-def test_rows_that_say_no_split_are_counted_where_they_are_left_out(make, shade, capfd):
+def test_rows_without_a_split_are_skipped_with_a_warning(make, shade, capfd):
     path = str(make.parquet({"caption": list("abcde"), "split": ["train", None, "test", None, ""]}))
     for split, expected in ((None, [0]), ("test", [2]), ("all", [0, 1, 2, 3, 4])):
         assert [shade(sample) for sample in open_source(path, split=split)] == expected
-        counted = "3 of 5 rows" in " ".join(capfd.readouterr().err.split())
-        assert counted == (split != "all")
+        warned = "3 of 5 rows" in " ".join(capfd.readouterr().err.split())
+        assert warned == (split != "all")
     assert split_names(path) == ("test", "train")
 
 
-def test_a_shuffled_split_is_cut_into_parts_that_cover_it(make, shade):
+def test_slices_of_a_shuffled_split_cover_it(make, shade):
     path = str(make.parquet({"label": [f"class {i // 10}" for i in range(40)]}))
     head, tail = (open_source(f"{path}?shuffle=0", split=split) for split in ("train[:25]", "train[25:]"))
     shades = [[shade(sample) for sample in part] for part in (head, tail)]
@@ -422,8 +425,8 @@ def test_a_shuffled_split_is_cut_into_parts_that_cover_it(make, shade):
     assert {sample.label for sample in head} == {sample.label for sample in tail} == set(range(4))
 
 
-def test_parts_by_text_keep_the_rows_of_a_text_together_and_cover_everything(make, shade):
-    names = [f"{'Thing' if i % 2 else 'thing '} {i // 4}" for i in range(40)]  # four rows a text, in two spellings
+def test_folds_keep_rows_with_the_same_text_together_and_cover_everything(make, shade):
+    names = [f"{'Thing' if i % 2 else 'thing '} {i // 4}" for i in range(40)]  # four rows per text, in two spellings
     path = str(make.parquet({"caption": names}))
     parts = [open_source(f"{path}?only={part}/3") for part in range(3)]
     assert sorted(shade(sample) for part in parts for sample in part) == list(range(40))
@@ -442,7 +445,7 @@ def test_parts_by_text_keep_the_rows_of_a_text_together_and_cover_everything(mak
     }
 
 
-def test_classes_without_texts_are_parted_by_their_names(make):
+def test_folds_of_a_label_source_split_by_class_name(make):
     path = str(make.parquet({"label": [f"class {i % 8}" for i in range(40)]}))
     parts = [open_source(f"{path}?only={part}/2") for part in range(2)]
     assert sorted(len(part) for part in parts) != [0, 40]
@@ -452,14 +455,14 @@ def test_classes_without_texts_are_parted_by_their_names(make):
 # --- identity ----------------------------------------------------------------------------------------------------
 
 
-def test_ids_are_unique_and_stay_when_rows_are_filtered(twenty):
+def test_ids_are_unique_and_unaffected_by_filters(twenty):
     everything = {sample.id: sample.texts for sample in open_source(twenty, split="all")}
     assert len(everything) == 20
     for sample in open_source(f"{twenty}?style=photo", split="test"):
         assert everything[sample.id] == sample.texts
 
 
-def test_the_fingerprint_follows_the_content_not_the_place(make):
+def test_the_fingerprint_depends_on_the_content_not_on_the_path(make):
     rows = {"caption": ["a", "b"]}
     first, copy, other = (
         open_source(str(make.parquet(columns, name)))
@@ -473,7 +476,7 @@ def test_the_fingerprint_follows_the_content_not_the_place(make):
     assert first.fingerprint != other.fingerprint
 
 
-def test_the_fingerprint_changes_with_everything_that_changes_a_sample(twenty):
+def test_the_fingerprint_changes_with_split_filter_and_columns(twenty):
     prints = [
         open_source(twenty).fingerprint,
         open_source(twenty, split="test").fingerprint,
@@ -485,7 +488,7 @@ def test_the_fingerprint_changes_with_everything_that_changes_a_sample(twenty):
     assert len(set(prints)) == len(prints)
 
 
-def test_the_fingerprint_of_a_csv_covers_the_images_it_names(make):
+def test_the_fingerprint_of_a_csv_covers_its_images(make):
     root = make.pictures(["a.png"])
     path = str(make.text("list.csv", "image,caption\npictures/a.png,x\n"))
     before = open_source(path).fingerprint
@@ -493,7 +496,7 @@ def test_the_fingerprint_of_a_csv_covers_the_images_it_names(make):
     assert open_source(path).fingerprint != before
 
 
-def test_a_copy_has_the_portable_hash_of_the_original_and_another_content_has_not(tmp_path, monkeypatch):
+def test_a_copy_has_the_same_portable_hash_and_changed_content_a_different_one(tmp_path, monkeypatch):
     from recollect.core import content
 
     random = np.random.default_rng(0)
@@ -504,7 +507,7 @@ def test_a_copy_has_the_portable_hash_of_the_original_and_another_content_has_no
         file.write_bytes(random.bytes(int(random.integers(1, 4000))))
     copies = [tmp_path / "there" / file.name for file in files]
     found = set()
-    for whole in (10**9, 1000):  # everything is read, or samples
+    for whole in (10**9, 1000):  # full reads; probes
         monkeypatch.setattr(content, "_MAX_FULL_READ", whole)
         monkeypatch.setattr(content, "_PROBE_SIZE", 50)
         monkeypatch.setattr(content, "_MAX_PROBES", 160)
@@ -522,7 +525,7 @@ def test_a_copy_has_the_portable_hash_of_the_original_and_another_content_has_no
     assert len(found) == 12
 
 
-def test_the_content_of_a_set_of_the_hub_is_that_of_its_rows_however_its_copy_is_written(make):
+def test_the_content_hash_of_a_hub_data_set_depends_only_on_its_rows(make):
     def content(name, **columns):
         source = open_source(str(make.parquet({"caption": ["a", "b"], **columns}, f"{name}.parquet")))
         fetched = Origin("owner/name", (make.folder / f"{name}.arrow",), None)
@@ -532,11 +535,11 @@ def test_the_content_of_a_set_of_the_hub_is_that_of_its_rows_however_its_copy_is
     assert len({content("one"), content("three", caption=["a", "c"]), content("four", year=[1, 2])}) == 3
 
 
-# --- what is derived from sources --------------------------------------------------------------------------------
+# --- derived sources ---------------------------------------------------------------------------------------------
 
 
-def test_a_source_travels_to_another_process_by_path(captions, shade):
-    captions[0]  # what reading caches must not travel
+def test_a_source_is_pickled_by_path(captions, shade):
+    captions[0]  # fills a cache that must not be pickled
     data = pickle.dumps(captions)
     assert len(data) < 20_000
     assert [shade(sample) for sample in pickle.loads(data)] == list(range(40))
@@ -552,7 +555,7 @@ def test_a_subset_reads_the_samples_of_its_source(labels, shade):
     assert subset.fingerprint not in {labels.fingerprint, Subset(labels, np.array([0, 4, 2])).fingerprint}
 
 
-def test_a_joined_pool_holds_every_sample_once(captions, labels, shade):
+def test_a_joined_source_contains_every_sample_once(captions, labels, shade):
     pool = Joined((captions, Subset(labels, np.arange(3))))
     assert len(pool) == 43
     assert [shade(pool[i]) for i in (0, 39, 40, 42, -1)] == [0, 39, 0, 2, 2]
@@ -562,25 +565,25 @@ def test_a_joined_pool_holds_every_sample_once(captions, labels, shade):
         pool[43]
 
 
-def test_the_corpus_holds_every_text_a_model_may_meet(captions, labels):
+def test_the_corpus_contains_captions_class_names_and_templates(captions, labels):
     assert list(corpus(captions))[:3] == ["picture 0", "picture 1", "number 1"]
     assert len(list(corpus(captions, limit=10))) < 20
     names, prompts = list(corpus(labels))[:3], list(corpus(labels))[3:]
     assert names == ["cat", "polka dot", "bus"]
     assert len(prompts) == 80
-    assert "a bad photo of a ." in prompts  # the words around the names: they are trained on and tested with too
+    assert "a bad photo of a ." in prompts  # the templates' words also occur in training and evaluation
 
 
-def test_classes_known_by_a_code_take_their_names_from_captions(make):
+def test_classes_with_codes_can_take_their_names_from_captions(make):
     path = make.parquet(
         {"code": ["1F2", "0A", "1F2"], "captions": [["a fox", "a fox, suggesting fur"], ["owl"], ["a fox"]]}
     )
     source = open_source(str(path), kind="label", columns=Columns(label="code", class_name="captions"))
-    assert source.class_names == ("owl", "a fox")  # in the order of their codes
+    assert source.class_names == ("owl", "a fox")  # ordered by code
     assert [source[row].label for row in range(3)] == [1, 0, 1]
 
 
-def test_a_pattern_over_several_folders_is_one_source(make):
+def test_a_pattern_over_several_folders_gives_one_source(make):
     path = make.parquet({"caption": ["a", "b"]})
     for name in ("one", "two"):
         (make.folder / name).mkdir()
@@ -588,8 +591,8 @@ def test_a_pattern_over_several_folders_is_one_source(make):
     assert len(open_source(f"{make.folder}/{{one,two}}/*.parquet")) == 4
 
 
-def test_a_table_of_the_same_size_and_time_is_read_anew(make):
-    """Whoever unpacks a file may set its time; what was read of it before is kept in the user's cache folder."""
+def test_a_changed_table_of_the_same_size_and_time_is_read_again(make):
+    """Unpacking can restore a file's time, so the cache must not rely on it."""
     path = make.folder / "pairs.csv"
     for word in ("cat", "dog"):
         make.pictures(["1.png"], ".")
@@ -618,7 +621,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_captions_in_the_usual_layouts_belong_to_their_picture(make, shade, name):
+def test_common_caption_layouts_are_supported(make, shade, name):
     make.pictures(["0.png", "1.png"])
     table = make.text(name, LAYOUTS[name])
     source = open_source(str(table), split="all")
@@ -626,7 +629,7 @@ def test_captions_in_the_usual_layouts_belong_to_their_picture(make, shade, name
     assert split_names(str(table)) == (("test", "train") if "split" in LAYOUTS[name] else ("train",))
 
 
-def test_several_files_of_coco_are_one_source(make):
+def test_several_coco_files_form_one_source(make):
     make.pictures(["0.png", "1.png"])
     for number, file in enumerate(("captions_train2017.json", "captions_val2017.json")):
         rows = {"images": COCO["images"][number:][:1], "annotations": SHUFFLED}
@@ -639,11 +642,11 @@ def test_several_files_of_coco_are_one_source(make):
 
 
 @pytest.mark.parametrize("kind", ["named bytes", "bytes"])
-def test_rows_with_the_same_bytes_and_a_caption_each_are_one_picture(make, kind):
+def test_rows_with_the_same_image_bytes_are_merged_into_one_sample(make, kind):
     texts = {"caption": ["a", "b", "c", "d", "e"], "label": [0, 1, 0, 0, 0]}
     pictures = [make.encoded(make.picture(number)) for number in (0, 0, 1, 2, 2)]
     pictures[3:] = [picture + b"longer" for picture in pictures[3:]]
-    if kind == "named bytes":  # the same name says nothing
+    if kind == "named bytes":  # a shared name does not matter
         pictures = [{"path": "image.png", "bytes": picture} for picture in pictures]
     path = str(make.parquet({"image": pictures, **texts}))
     assert [sample.texts for sample in open_source(path)] == [("a", "b"), ("c",), ("d", "e")]
@@ -656,14 +659,14 @@ def test_rows_with_the_same_bytes_and_a_caption_each_are_one_picture(make, kind)
     )  # a set that lists all captions of a picture, such as emoji that look alike
 
 
-def test_a_text_file_of_a_shard_has_a_caption_on_each_line(make):
+def test_each_line_of_a_shards_text_file_is_a_caption(make):
     texts = [b"a dog\nit runs\n", b"a cat"]
     path = make.tar([(str(i), {"png": make.encoded(make.picture(i)), "txt": text}) for i, text in enumerate(texts)])
     assert [sample.texts for sample in open_source(str(path))] == [("a dog", "it runs"), ("a cat",)]
 
 
-def test_a_column_may_have_other_values_after_many_rows(tmp_path):
-    """`datasets` decides on types by the first 10,000 rows of a CSV and the first 10 MiB of JSON lines."""
+def test_a_column_may_change_its_type_after_many_rows(tmp_path):
+    """`datasets` infers types from the first 10,000 rows of a CSV and the first 10 MiB of JSON lines."""
     count, columns = 12_000, {"note": ("", "text"), "size": (1, 2.5), "code": (7, "n/a"), "good": ("true", "maybe")}
     rows = [{name: values[row > 11_000] for name, values in columns.items()} for row in range(count)]
     lines = [",".join(map(str, (f"{row}.png", "a caption", *rows[row].values()))) for row in range(count)]
@@ -679,7 +682,7 @@ def test_a_column_may_have_other_values_after_many_rows(tmp_path):
     assert open_source(str(tmp_path / "list.jsonl")).values("note") == [None] * 11_001 + ["late"] * 999
 
 
-def test_files_of_one_table_may_have_columns_of_other_types(tmp_path):
+def test_files_of_one_table_may_have_different_column_types(tmp_path):
     for number, note in enumerate(("", "7", "text")):
         (tmp_path / f"part-{number}.csv").write_text(f"file_name,caption,note\n{number}.png,a caption,{note}\n")
         note = [int(note) if note == "7" else note or None]
@@ -691,11 +694,11 @@ def test_files_of_one_table_may_have_columns_of_other_types(tmp_path):
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-def test_a_table_may_hold_more_than_two_gigabytes_of_pictures(tmp_path, make, embedded):
+def test_a_table_may_contain_more_than_two_gigabytes_of_pictures(tmp_path, make, embedded):
     part = pa.array([make.encoded(make.picture(1)) + bytes(100_000)] * 250)
     if embedded:
         part = pa.StructArray.from_arrays([part, pa.array([f"{row}.png" for row in range(250)])], ["bytes", "path"])
-    pictures = pa.chunked_array([part] * 90)  # in the same memory
+    pictures = pa.chunked_array([part] * 90)  # sharing one buffer
     rows = pa.table({"image": pictures, "caption": ["words"] * len(pictures)})
     table = datasets.Dataset(InMemoryTable(rows), fingerprint="large")
     rows, columns = np.arange(len(table)), Columns(image="image", caption="caption")
@@ -706,7 +709,7 @@ def test_a_table_may_hold_more_than_two_gigabytes_of_pictures(tmp_path, make, em
     assert hub.content
 
 
-def test_a_column_called_id_names_rows_where_it_differs_in_each(make):
+def test_an_id_column_with_duplicates_is_not_used_as_id(make):
     columns = {"caption": ["a", "b", "c"], "id": [7, 8, 7]}
     found = open_source(str(make.parquet(columns)))
     assert [found[row].id for row in range(3)] == ["0", "1", "2"]
@@ -714,19 +717,19 @@ def test_a_column_called_id_names_rows_where_it_differs_in_each(make):
 
 
 @pytest.mark.parametrize("type", [pa.uint8(), pa.int8(), pa.uint64(), pa.float32()])
-def test_labels_are_numbers_of_any_type(make, type):
+def test_labels_may_have_any_numeric_type(make, type):
     found = open_source(str(make.parquet({"label": pa.array([1, None, 0], type)})), kind="label")
     assert found.labels.tolist() == [1, 0]
 
 
-def test_nan_is_no_label_and_a_list_of_nothing_no_caption(make):
+def test_nan_labels_and_empty_captions_are_skipped(make):
     found = open_source(str(make.parquet({"label": [1.0, float("nan"), 0.0]})), kind="label")
     assert found.labels.tolist() == [1, 0]
     found = open_source(str(make.parquet({"captions": [["a"], [" ", None], [], None, ["", "b"]]})))
     assert [found.texts(row) for row in range(len(found))] == [("a",), ("b",)]
 
 
-def test_a_plus_in_an_address_joins_splits_and_is_a_space_in_a_filter(make):
+def test_a_plus_joins_splits_and_is_a_space_in_a_filter(make):
     columns = {"caption": list("abc"), "split": ["train", "validation", "test"], "kind": ["a b", "a+b", "c"]}
     table = make.parquet(columns)
     assert open_source(f"{table}?split=train+validation").rows.tolist() == [0, 1]

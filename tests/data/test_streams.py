@@ -1,4 +1,4 @@
-"""Shards read where they lie: every sample once a pass, on any ranks and workers, from any position."""
+"""Streamed shards give every sample once per pass, on any ranks and workers, from any position."""
 
 import json
 import re
@@ -30,7 +30,7 @@ SHARDS, EACH = 60, 5
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """The same pictures as tars and as one Parquet file of many row groups."""
+    """Sources of the same pictures as tars and as one Parquet file with many row groups."""
     folder = tmp_path_factory.mktemp("streams")
     (folder / "tars").mkdir()
     for shard in range(SHARDS):
@@ -48,7 +48,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_a_stream_has_the_samples_of_its_shards(places, kind):
+def test_a_stream_contains_the_samples_of_its_shards(places, kind):
     source = open_source(places[kind])
     assert len(source) == SHARDS * EACH
     for index in (0, 7, SHARDS * EACH - 1, -1):
@@ -61,8 +61,8 @@ def test_a_stream_has_the_samples_of_its_shards(places, kind):
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_every_sample_comes_once_a_pass_on_any_ranks_and_workers(places, kind):
-    """Counted: 25 steps of 12 are one pass through 300 samples."""
+def test_every_sample_is_read_once_per_pass_on_any_ranks_and_workers(places, kind):
+    """25 steps of 12 are one pass through 300 samples."""
     source = open_source(places[kind])
     whole = texts(stream(source).iterate(0, 50))
     for start in (0, 300):
@@ -73,16 +73,16 @@ def test_every_sample_comes_once_a_pass_on_any_ranks_and_workers(places, kind):
     assert joined == whole[:300]
 
 
-def test_a_stretch_of_a_run_reads_few_shards_and_each_rank_its_part_of_them(places):
+def test_consecutive_steps_read_few_shards_and_each_rank_only_some(places):
     source = open_source(places["parquet"])
-    for _ in stream(source).iterate(0, 6):  # 72 of the 80 samples of the first stretch
+    for _ in stream(source).iterate(0, 6):  # 72 of the first 80 samples, which share 16 blocks
         pass
     assert source.opened == 16
     for rank in range(2):
-        mine = open_source(places["parquet"])
-        for _ in stream(mine, rank=rank, world_size=2).iterate(0, 6):
+        own = open_source(places["parquet"])
+        for _ in stream(own, rank=rank, world_size=2).iterate(0, 6):
             pass
-        assert mine.opened <= 14, "sorted by block, half of a batch is in about half of them"
+        assert own.opened <= 14, "half a batch, sorted by block, is in about half of the blocks"
 
 
 @settings(max_examples=8)
@@ -91,7 +91,7 @@ def test_a_stretch_of_a_run_reads_few_shards_and_each_rank_its_part_of_them(plac
     together=st.integers(1, 20),
     seed=st.integers(0, 99),
 )
-def test_passes_in_blocks_are_permutations_in_which_neighbors_share_no_block(sizes, together, seed):
+def test_block_order_passes_are_permutations_without_duplicates_across_the_boundary(sizes, together, seed):
     sizes = np.array(sizes)
     total = int(sizes.sum())
     order = BlockOrder(sizes, together, partial(derive_seed, seed))
@@ -101,10 +101,10 @@ def test_passes_in_blocks_are_permutations_in_which_neighbors_share_no_block(siz
     one_by_one = np.concatenate([order(np.array([place])) for place in (0, total - 1, total, 2 * total + 1)])
     assert one_by_one.tolist() == drawn[[0, total - 1, total, 2 * total + 1]].tolist()
     around = slice(total - int(np.sort(sizes)[:together].sum()), total + int(np.sort(sizes)[:together].sum()))
-    assert len(set(drawn[around].tolist())) == around.stop - around.start, "no copies across the end of a pass"
+    assert len(set(drawn[around].tolist())) == around.stop - around.start, "no duplicates across the end of a pass"
 
 
-def test_keys_that_are_counted_anew_in_each_shard_are_not_taken_for_copies(tmp_path):
+def test_keys_that_restart_in_each_shard_are_not_duplicates(tmp_path):
     for folder, name in (("a", "0.tar"), ("a", "1.tar"), ("b", "0.tar")):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_bytes(tar_of(range(3)))
@@ -115,30 +115,30 @@ def test_keys_that_are_counted_anew_in_each_shard_are_not_taken_for_copies(tmp_p
     assert find_copies(duplicate_ids_of(stream(source, batch=9).batch(0), "ids"), WHOLE) is None
 
 
-def test_texts_of_parquet_are_read_without_their_pictures(tmp_path, monkeypatch):
-    """A tokenizer that is trained on a stream reads a million of them."""
+def test_parquet_texts_are_read_without_pictures(tmp_path, monkeypatch):
+    """Training a tokenizer on a stream reads a million texts."""
     rows = [{"image": {"bytes": png(n), "path": None}, "json": {"a": f"a {n}"}, "b.c": f"c {n}", "x": "x" * 99}
             for n in range(4)]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet", row_group_size=2)
-    asked, read = [], pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given: asked.append(given[2]) or read(*given))
+    requested, read = [], pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given: requested.append(given[2]) or read(*given))
     source = open_stream("s", [str(tmp_path / "all.parquet")], Columns(caption="json.a,b.c"))
     assert [source.texts(index) for index in range(4)] == [(f"a {n}", f"c {n}") for n in range(4)]
-    assert asked == [["json", "b.c"]] * 2
+    assert requested == [["json", "b.c"]] * 2
     assert [source.read(index).texts for index in (0, 1)] == [("a 0", "c 0"), ("a 1", "c 1")]
     assert source.texts(0) == ("a 0", "c 0")
-    assert asked[2:] == [["image", "json", "b.c"]]
+    assert requested[2:] == [["image", "json", "b.c"]]
 
 
-def test_a_stream_trains_the_same_as_a_copy_would_order_aside(places):
-    copied, streamed = open_source(places["tar"].partition("?")[0]), open_source(places["tar"])
-    mine, theirs = (
-        {s.texts: np.asarray(s.image).tobytes() for s in (x[i] for i in range(len(x)))} for x in (copied, streamed)
+def test_a_stream_has_the_same_samples_as_a_loaded_source(places):
+    loaded, streamed = open_source(places["tar"].partition("?")[0]), open_source(places["tar"])
+    ours, theirs = (
+        {s.texts: np.asarray(s.image).tobytes() for s in (x[i] for i in range(len(x)))} for x in (loaded, streamed)
     )
-    assert mine == theirs
+    assert ours == theirs
 
 
-def test_streams_are_read_behind_an_address(places):
+def test_streams_are_read_through_fsspec(places):
     memory = fsspec.filesystem("memory")
     with memory.open("/set/all.parquet", "wb") as file:
         file.write((places["folder"] / "all.parquet").read_bytes())
@@ -163,22 +163,22 @@ def test_streams_are_read_behind_an_address(places):
     data = tar_of(range(EACH, 2 * EACH)).replace(b"picture 7", b"picture 8")
     with memory.open("/set/s-1.tar", "wb") as file:
         file.write(data)
-    assert open_source("memory://set/s-{0..2}.tar?stream=yes").content != before, "as many samples and bytes"
+    assert open_source("memory://set/s-{0..2}.tar?stream=yes").content != before, "content changed at equal size"
 
 
-def test_files_behind_an_address_are_those_of_the_split_that_they_are_named_after(places):
+def test_remote_files_belong_to_the_split_in_their_name(places):
     memory = fsspec.filesystem("memory")
     for name in ("train-0", "train-1", "test-0"):
         with memory.open(f"/named/{name}.parquet", "wb") as file:
             file.write((places["folder"] / "all.parquet").read_bytes())
     spec = "memory://named/*.parquet?stream=yes"
-    assert len(open_source(spec)) == 2 * SHARDS * EACH, "no test rows are trained on by oversight"
+    assert len(open_source(spec)) == 2 * SHARDS * EACH, "test rows must not be used for training"
     assert len(open_source(spec, split="test")) == len(open_source(f"{spec}&split=test")) == SHARDS * EACH
     with pytest.raises(UserError, match="'validation'"):
         open_source(spec, split="validation")
 
 
-def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_path):
+def test_a_damaged_picture_in_a_shard_is_counted_and_replaced(places, tmp_path):
     for shard in range(4):
         (tmp_path / f"s-{shard}.tar").write_bytes(tar_of(range(shard * 50, (shard + 1) * 50)))
     source = open_source(f"{tmp_path}?stream=yes")
@@ -193,8 +193,8 @@ def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])
-def test_a_stream_of_damaged_shards_says_what_is_missing(places, tmp_path, capfd, damage):
-    """A reader of tars takes a damaged header for the end: half of the shard would be gone without a word."""
+def test_damaged_shards_are_reported(places, tmp_path, capfd, damage):
+    """A plain tar reader would mistake a damaged header for the end and silently lose half of the shard."""
     for shard in range(4):
         data = bytearray((places["folder"] / "tars" / f"s-{shard:03}.tar").read_bytes())
         if shard == 2 and damage == "flip":
@@ -202,7 +202,7 @@ def test_a_stream_of_damaged_shards_says_what_is_missing(places, tmp_path, capfd
         elif shard == 2:
             data = data[: 4 * 1024]
         (tmp_path / f"s-{shard}.tar").write_bytes(data)
-    for _ in range(2):  # counted, and read from the cache
+    for _ in range(2):  # first counted, then read from the cache
         with pytest.raises(UserError, match=r"s-2\.tar"):
             open_source(f"{tmp_path}?stream=yes")
         source = open_source(f"{tmp_path}?stream=yes", lost_share=1.0)
@@ -239,18 +239,18 @@ def no_s3fs(monkeypatch):
         ("FOLDER/cut.tar?stream=yes", {}, "cut.tar"),
     ],
 )
-def test_bad_addresses_of_streams_are_one_line(places, spec, options, culprit):
+def test_invalid_stream_addresses_give_a_one_line_error(places, spec, options, culprit):
     folder = places["folder"]
     (folder / "words.csv").write_text("a,b\n1,2\n")
     (folder / "cut.parquet").write_bytes((folder / "all.parquet").read_bytes()[:500])
     (folder / "cut.tar").write_bytes(b"no tar at all" * 100)
     spec = spec.replace("PARQUET", str(folder / "all.parquet")).replace("FOLDER", str(folder))
-    with pytest.raises(UserError, match=re.escape(culprit)) as met:
+    with pytest.raises(UserError, match=re.escape(culprit)) as caught:
         open_source(spec, **options)
-    assert "\n" not in str(met.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(tmp_path, monkeypatch):
+def test_shard_sizes_are_cached_until_a_shard_changes(tmp_path, monkeypatch):
     shard = tmp_path / "s.tar"
     shard.write_bytes(tar_of(range(7)))
     assert len(open_stream("s", [str(shard)])) == 7

@@ -13,7 +13,7 @@ def noise(height, width, seed=0):
 
 
 def normalized(pixels, mean, std):
-    """Slow reference in float64."""
+    """Normalize in float64, pixel by pixel."""
     result = np.empty((3, *pixels.shape[:2]))
     for channel in range(3):
         for row in range(pixels.shape[0]):
@@ -22,7 +22,7 @@ def normalized(pixels, mean, std):
     return result
 
 
-def test_normalizing_is_what_its_formula_says():
+def test_normalization_matches_its_formula():
     pixels = np.random.default_rng(1).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     transform = ImageTransform(size=5)
     expected = normalized(pixels, CLIP_MEAN, CLIP_STD)
@@ -31,7 +31,7 @@ def test_normalizing_is_what_its_formula_says():
 
 
 @pytest.mark.parametrize(("height", "width"), [(300, 400), (224, 224), (64, 64), (101, 333), (500, 231)])
-def test_evaluation_gives_the_pixels_of_clips_own_preprocessing(height, width):
+def test_evaluation_matches_clip_preprocessing(height, width):
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     image = noise(height, width)
@@ -39,7 +39,7 @@ def test_evaluation_gives_the_pixels_of_clips_own_preprocessing(height, width):
     np.testing.assert_allclose(ImageTransform(size=224)(image).numpy(), expected, atol=1e-5)
 
 
-def test_squashing_gives_the_pixels_of_siglips_own_preprocessing():
+def test_squashing_matches_siglip_preprocessing():
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     image = noise(200, 300)
@@ -52,7 +52,7 @@ def test_squashing_gives_the_pixels_of_siglips_own_preprocessing():
     height=st.integers(1, 80), width=st.integers(1, 80), size=st.integers(1, 40), training=st.booleans(),
     fit=st.sampled_from(["crop", "squash"]), seed=st.integers(0, 9),
 )  # fmt: skip
-def test_any_picture_becomes_a_square_of_the_size(height, width, size, training, fit, seed):
+def test_any_picture_becomes_a_square_of_the_given_size(height, width, size, training, fit, seed):
     transform = ImageTransform(size=size, training=training, scale=(0.1, 1.0), flip=True, fit=fit)
     image = transform(noise(height, width), np.random.default_rng(seed))
     assert image.shape == (3, size, size)
@@ -61,11 +61,15 @@ def test_any_picture_becomes_a_square_of_the_size(height, width, size, training,
 
 def test_a_strip_is_cropped_before_it_is_resized():
     strip = Image.new("RGB", (60_000, 2), (10, 20, 30))
-    assert ImageTransform(size=224).pixels(strip).tolist()[0][0] == [10, 20, 30]  # whole, it would take 4.5 GB
+    assert ImageTransform(size=224).pixels(strip).tolist()[0][0] == [
+        10,
+        20,
+        30,
+    ]  # resizing before cropping would take 4.5 GB
 
 
-def test_crops_cover_the_area_and_ratio_that_are_asked_for():
-    # A picture that counts columns in red and rows in green shows how far a crop reaches.
+def test_crops_have_the_given_area_and_ratio():
+    # Red counts columns and green rows, so a crop's pixels show its position.
     columns, rows = np.meshgrid(np.arange(200), np.arange(200))
     image = Image.fromarray(np.stack([columns, rows, rows * 0], axis=-1).astype(np.uint8))
     transform = ImageTransform(size=200, training=True, scale=(0.2, 0.6), ratio=(0.5, 2.0), resample="bilinear")
@@ -84,7 +88,7 @@ def test_crops_cover_the_area_and_ratio_that_are_asked_for():
 
 
 @pytest.mark.parametrize("size", [(40, 40), (64, 27), (27, 64), (90, 9)])
-def test_a_crop_of_the_whole_area_is_the_picture(size):
+def test_a_crop_of_the_full_area_is_the_whole_picture(size):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
     whole = ImageTransform(size=32, training=True, scale=(1.0, 1.0)).pixels(picture, np.random.default_rng(1))
     np.testing.assert_array_equal(whole, ImageTransform(size=32, fit="squash").pixels(picture))
@@ -96,10 +100,10 @@ def test_crops_are_antialiased():
     pixels = ImageTransform(size=32, training=True, scale=(1.0, 1.0), ratio=(1.0, 1.0)).pixels(
         image, np.random.default_rng(0)
     )
-    assert pixels.std() < 3  # point sampling would leave it black and white, a deviation of 127
+    assert pixels.std() < 3  # point sampling would give black and white, with a standard deviation of 127
 
 
-def test_half_of_the_pictures_are_flipped_and_none_by_default():
+def test_flipping_affects_half_of_the_pictures_and_is_off_by_default():
     image = Image.fromarray(np.repeat(np.arange(64, dtype=np.uint8)[None, :, None], 3, axis=2).repeat(64, axis=0))
 
     def rising(transform, seed):
@@ -111,7 +115,7 @@ def test_half_of_the_pictures_are_flipped_and_none_by_default():
     assert all(rising(ImageTransform(size=16, training=True), seed) for seed in range(50))
 
 
-def test_training_is_a_function_of_the_generator():
+def test_training_crops_are_determined_by_the_generator():
     transform, image = ImageTransform(size=8, training=True), noise(30, 40)
     first, again, other = (transform(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again)
@@ -120,7 +124,7 @@ def test_training_is_a_function_of_the_generator():
         transform(image)
 
 
-def test_the_key_changes_with_everything_that_changes_an_evaluation_image():
+def test_the_key_changes_with_every_option_that_affects_pixels():
     keys = [ImageTransform().key, ImageTransform(size=10).key, ImageTransform(fit="squash").key,
             ImageTransform(resample="bilinear").key, ImageTransform(mean=(0.5, 0.5, 0.5)).key,
             ImageTransform(std=(0.5, 0.5, 0.5)).key, ImageTransform(training=True).key,
@@ -139,6 +143,6 @@ def test_the_key_changes_with_everything_that_changes_an_evaluation_image():
         ({"ratio": (2.0, 1.0)}, "ratio"),
     ],
 )
-def test_impossible_options_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         ImageTransform(**options)
