@@ -1,4 +1,4 @@
-"""Adapters of many queries at once, against one query at a time and against plain autograd."""
+"""Adapters of many queries at once, compared with single queries and plain autograd."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def begin(sites, **options):
 
 
 def randomized(sites, queries, seed=0, rank=3):
-    """Adapters with nothing zero."""
+    """Return random nonzero adapters."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -49,8 +49,8 @@ def both_towers(encoder, pixels, texts):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("each", [1, 3])
-def test_many_sets_are_each_query_by_itself(encoder, grad, each):
-    """With 3 pictures each query's weights are made; with one row of text its rows pass through A and B."""
+def test_adapting_many_queries_at_once_equals_one_at_a_time(encoder, grad, each):
+    """With 3 rows per query, the adapted weights are materialized; with one, the row passes through A and B."""
     sites = adapter_sites(encoder)
     adapters = randomized(sites, 2)
     images = draw_pixels(encoder, 2 * each)
@@ -58,14 +58,14 @@ def test_many_sets_are_each_query_by_itself(encoder, grad, each):
     with torch.set_grad_enabled(grad), adapted(sites, adapters):
         together = both_towers(encoder, images, texts)
     for query in range(2):
-        mine = slice(query * each, (query + 1) * each)
+        own = slice(query * each, (query + 1) * each)
         with torch.no_grad(), adapted(sites, only(adapters, query)):
-            alone = both_towers(encoder, images[mine], texts[mine])
+            alone = both_towers(encoder, images[own], texts[own])
         for all_rows, rows in zip(together, alone, strict=True):
-            torch.testing.assert_close(all_rows[mine], rows, atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(all_rows[own], rows, atol=1e-12, rtol=1e-12)
 
 
-def test_the_model_is_untouched_even_after_an_error(encoder, pixels):
+def test_the_model_is_unchanged_even_after_an_error(encoder, pixels):
     sites = adapter_sites(encoder)
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     attributes = {name: set(vars(module)) for name, module in encoder.named_modules()}
@@ -78,21 +78,21 @@ def test_the_model_is_untouched_even_after_an_error(encoder, pixels):
     assert {name: set(vars(module)) for name, module in encoder.named_modules()} == attributes
 
 
-def test_the_first_gradient_is_each_query_s_own(encoder):
-    """Queries share pictures and captions; each one's gradient of B is autograd's on its own rows alone."""
+def test_the_first_gradient_of_each_query_matches_autograd(encoder):
+    """Although queries share pictures and captions, each gradient of B depends only on the query's rows."""
     sites = adapter_sites(encoder)
     start = begin(sites, rank=3, scale=0.4)
     generator = torch.Generator().manual_seed(5)
     images = draw_pixels(encoder, 4)
     tokens = encoder.tokenize(sentences(4))
-    lists = torch.tensor([[0, 1, 2], [1, 2, 3], [2, 0, 1]])  # rows of the union that each query counts
+    lists = torch.tensor([[0, 1, 2], [1, 2, 3], [2, 0, 1]])  # rows of each query in the union
     weights = torch.randn(2, 3, 3, encoder.width, generator=generator).double()
 
     collector = FirstStep(sites, start, 3)
     with collector.recording():
         outputs = encoder.encode_images(images), encoder.encode_texts(tokens)
     for raw, own in zip(outputs, weights, strict=True):
-        for query in range(3):  # one pass a query: rows that it does not count have no gradient
+        for query in range(3):  # one pass per query; other queries' rows get zero gradient
             gradients = torch.zeros_like(raw).index_add(0, lists[query], own[query])
             collector.backward(raw, gradients, torch.full((4,), query), keep=True)
 

@@ -1,4 +1,4 @@
-"""Captions in a file survive a kill and are found again by id."""
+"""Caption files survive a kill, and captions are looked up by id."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from recollect.efsa.caption_file import CaptionFile, captions_of
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()), st.dictionaries(st.text(min_size=1), st.text()))
-def test_what_is_written_is_read_again(tmp_path_factory, one, two):
+def test_written_captions_are_read_again(tmp_path_factory, one, two):
     path = tmp_path_factory.mktemp("captions") / "captions.jsonl"
     file = CaptionFile(path)
     file.write(one)
@@ -17,14 +17,14 @@ def test_what_is_written_is_read_again(tmp_path_factory, one, two):
     assert CaptionFile(path).captions == one | two
 
 
-def test_a_line_that_was_cut_short_is_written_again(tmp_path):
+def test_an_incomplete_line_is_rewritten(tmp_path):
     path = tmp_path / "captions.jsonl"
     CaptionFile(path).write({"1": "a tree", "2": "a car"})
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         file = CaptionFile(path)
-        complete = whole[:cut].count(b"}")  # with or without its newline: people's files often end without one
+        complete = whole[:cut].count(b"}")  # the last line may lack its newline, as in many user files
         assert list(file.captions) == ["1", "2"][:complete]
         file.write({"2": "a car"})
         assert CaptionFile(path).captions["2"] == "a car"
@@ -32,14 +32,14 @@ def test_a_line_that_was_cut_short_is_written_again(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["hello\n", "[1, 2]\n", '{"id": 3}\n'])
-def test_another_file_is_no_caption_file(tmp_path, text):
+def test_other_files_are_rejected(tmp_path, text):
     path = tmp_path / "captions.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match="line 1"):
         CaptionFile(path)
 
 
-def test_captions_of_a_source_by_id(tmp_path, pictures):
+def test_captions_are_matched_to_a_source_by_id(tmp_path, pictures):
     path = tmp_path / "captions.jsonl"
     CaptionFile(path).write({"picture-3": "three", "picture-20": "twenty"})
     found = captions_of(path, pictures)
@@ -52,7 +52,7 @@ def test_captions_of_a_source_by_id(tmp_path, pictures):
         captions_of(path, pictures)
 
 
-def test_two_captioners_of_one_file_lose_no_line(tmp_path):
+def test_two_writers_of_one_file_lose_no_line(tmp_path):
     path = tmp_path / "captions.jsonl"
     one, other = CaptionFile(path), CaptionFile(path)
     for number in range(5):

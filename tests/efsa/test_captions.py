@@ -1,4 +1,4 @@
-"""Captioners of three families, built small and random by transformers; captions are written once."""
+"""Small random captioners of three families; each caption is written once."""
 
 import copy
 from dataclasses import dataclass, field
@@ -96,7 +96,7 @@ def captioner_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", list(SAVERS))
-def test_a_captioner_says_of_a_picture_the_same_alone_and_in_company(captioner_folder, pictures, family):
+def test_a_caption_does_not_depend_on_the_batch(captioner_folder, pictures, family):
     captioner = TransformersCaptioner(captioner_folder(family), CaptionerOptions(most_tokens=6), "cpu")
     images = [pictures[row].image for row in range(3)]
     together = captioner.describe(images)
@@ -108,7 +108,7 @@ def test_a_captioner_says_of_a_picture_the_same_alone_and_in_company(captioner_f
     assert max(len(caption.split()) for caption in together) <= 6
 
 
-def test_llava_is_asked_with_the_prompt_and_only_the_answer_is_kept(captioner_folder, pictures):
+def test_llava_gets_the_prompt_and_only_its_answer_is_returned(captioner_folder, pictures):
     folder = captioner_folder("llava")
     one = TransformersCaptioner(folder, CaptionerOptions("red tree", 4), "cpu")
     assert one._prompt == "USER : <image> red tree ASSISTANT :"
@@ -127,7 +127,7 @@ def test_llava_is_asked_with_the_prompt_and_only_the_answer_is_kept(captioner_fo
     assert one.describe([image]) == [" ".join(answer.split())]
 
 
-def test_what_is_no_captioner_says_so_in_one_line(tmp_path, captioner_folder, make_encoder):
+def test_folders_without_a_captioner_are_rejected(tmp_path, captioner_folder, make_encoder):
     with pytest.raises(UserError, match="no such folder"):
         TransformersCaptioner(str(tmp_path / "nothing"))
     (tmp_path / "empty").mkdir()
@@ -147,40 +147,40 @@ def test_what_is_no_captioner_says_so_in_one_line(tmp_path, captioner_folder, ma
 
 
 @dataclass
-class Scribe:
-    """Says how bright a picture is; stops after some."""
+class BrightnessCaptioner:
+    """Captioner that states the brightness, and is interrupted after some batches."""
 
-    patience: int = 1000
-    asked: list[int] = field(default_factory=list)
+    max_batches: int = 1000
+    batches: list[int] = field(default_factory=list)
 
     def describe(self, images):
-        if len(self.asked) >= self.patience:
+        if len(self.batches) >= self.max_batches:
             raise KeyboardInterrupt
-        self.asked.append(len(images))
+        self.batches.append(len(images))
         return [f"brightness {np.asarray(image).mean():.3f}" for image in images]
 
 
-def test_captions_are_written_once_and_a_run_that_was_stopped_goes_on(tmp_path, pictures):
+def test_captions_are_written_once_and_an_interrupted_run_continues(tmp_path, pictures):
     path = tmp_path / "captions.jsonl"
     pictures.lost.add(5)
     CaptionFile(path).write({"picture-2": "my own"})
     with pytest.raises(KeyboardInterrupt):
-        caption_source(pictures, Scribe(patience=3), CaptionFile(path), batch_size=4)
+        caption_source(pictures, BrightnessCaptioner(max_batches=3), CaptionFile(path), batch_size=4)
     before = copy.deepcopy(CaptionFile(path).captions)
     assert set(before) == {f"picture-{row}" for row in range(12)} - {"picture-5"}
-    scribe = Scribe()
-    report = caption_source(pictures, scribe, CaptionFile(path), batch_size=4)
+    captioner = BrightnessCaptioner()
+    report = caption_source(pictures, captioner, CaptionFile(path), batch_size=4)
     captions = CaptionFile(path).captions
     assert set(captions) == {f"picture-{row}" for row in range(24)} - {"picture-5"}
     assert before.items() <= captions.items()
     assert captions["picture-7"] == f"brightness {pictures[7].image.mean():.3f}"
     assert (report.written, report.known, report.gone) == (12, 11, 1)
-    assert sum(scribe.asked) == 12
-    again = caption_source(pictures, scribe, CaptionFile(path), batch_size=4)
+    assert sum(captioner.batches) == 12
+    again = caption_source(pictures, captioner, CaptionFile(path), batch_size=4)
     assert (again.written, again.known) == (0, 23)
 
 
-def test_an_index_keeps_each_batch_of_captions_with_their_vectors(tmp_path, pictures, make_encoder):
+def test_an_index_stores_each_batch_of_captions_with_their_vectors(tmp_path, pictures, make_encoder):
     encoder = make_encoder("clip")
     index = Index.create(width=20, model=encoder.fingerprint)
     own = encoder.embed_texts(["my own"]).numpy()
@@ -195,12 +195,12 @@ def test_an_index_keeps_each_batch_of_captions_with_their_vectors(tmp_path, pict
     pictures.lost.add(5)
     index = Index(index.store, encoder, lambda id: pictures[int(id.split("-")[1])].image)
     with pytest.raises(KeyboardInterrupt):
-        caption_index(index, Scribe(patience=3), "scribe", batch_size=4)
+        caption_index(index, BrightnessCaptioner(max_batches=3), "model", batch_size=4)
     assert index.texts == 1 + 3 + 4 + 4
-    report = caption_index(index, Scribe(), "scribe", batch_size=4)
+    report = caption_index(index, BrightnessCaptioner(), "model", batch_size=4)
     assert (report.written, report.known, report.gone) == (22 - 11, 1 + 11, 1)
-    said = f"brightness {pictures[7].image.mean():.3f}"
+    caption = f"brightness {pictures[7].image.mean():.3f}"
     (found,) = index.pictures(["picture-7"])
-    assert (found.captions, found.captioned_by) == ((said,), "scribe")
+    assert (found.captions, found.captioned_by) == ((caption,), "model")
     assert index.pictures(["picture-2"])[0].captions == ("my own",)
-    assert index.search(said, 1, by="text")[0].id == "picture-7"
+    assert index.search(caption, 1, by="text")[0].id == "picture-7"

@@ -1,4 +1,4 @@
-"""The episode's loss against loops in float64."""
+"""The episode loss compared with float64 loops."""
 
 import math
 
@@ -17,7 +17,7 @@ def cosine(a, b):
 
 
 def one_way_by_loops(rows, columns, captions, pairs, scale, options):
-    """METHODS 6 word by word for one query; ``captions`` are numbers of wordings."""
+    """Compute one direction of the loss for one query; equal ``captions`` numbers mean equal texts."""
     places = [place for place in range(len(rows)) if pairs[place]]
     total = 0.0
     for i in places:
@@ -41,7 +41,7 @@ def by_loops(images, texts, captions, pairs, scale, options):
 def cases(draw):
     seed, k = draw(st.integers(0, 10_000)), draw(st.integers(2, 6))
     generator = np.random.default_rng(seed)
-    captions = generator.integers(0, k, size=(2, k))  # equal numbers: equal captions
+    captions = generator.integers(0, k, size=(2, k))  # equal numbers mean equal captions
     pairs = generator.random((2, k)) < draw(st.sampled_from([0.3, 1.0]))
     options = EpisodeOptions(
         direction=draw(st.sampled_from(["image-to-text", "symmetric"])),
@@ -52,7 +52,7 @@ def cases(draw):
 
 
 @given(cases())
-def test_it_is_the_sum_over_every_image_and_every_wrong_caption(case):
+def test_the_loss_sums_over_all_images_and_wrong_captions(case):
     images, texts, captions, pairs, scale, options = case
     numbers, counted = torch.from_numpy(captions), torch.from_numpy(pairs)
     wrong = negatives(numbers, counted)
@@ -63,7 +63,7 @@ def test_it_is_the_sum_over_every_image_and_every_wrong_caption(case):
 
 
 @pytest.mark.parametrize("direction", ["image-to-text", "symmetric"])
-def test_its_gradient_is_that_of_finite_differences(direction):
+def test_the_gradient_passes_gradcheck(direction):
     generator = torch.Generator().manual_seed(0)
     options = EpisodeOptions(direction=direction)
     counted = torch.tensor([[True, True, True, False], [True, True, True, True]])
@@ -72,7 +72,7 @@ def test_its_gradient_is_that_of_finite_differences(direction):
     torch.autograd.gradcheck(lambda images, texts: episode_loss(images, texts, counted, wrong, 5.0, options), inputs)
 
 
-def test_a_place_without_a_pair_is_nobody_s_negative_and_costs_nothing():
+def test_a_position_without_a_pair_is_not_a_negative_and_adds_no_loss():
     images, texts = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     counted, numbers = torch.tensor([[True, True, False]]), torch.tensor([[0, 1, 2]])
     options = EpisodeOptions()
@@ -83,8 +83,8 @@ def test_a_place_without_a_pair_is_nobody_s_negative_and_costs_nothing():
     torch.testing.assert_close(whole, short)
 
 
-def test_the_hinge_pulls_the_true_pair_together_unlike_the_printed_one():
-    """Eq. 2 as printed adds + s_ii, which a step would make smaller."""
+def test_the_hinge_pulls_the_true_pair_together_unlike_the_printed_formula():
+    """Eq. 2 as printed adds + s_ii, so a step would decrease the similarity of the pair."""
     options = EpisodeOptions(contrastive=0.0, hinge=1.0)
     images = torch.tensor([[[1.0, 0.2], [0.2, 1.0]]], dtype=torch.float64)
     texts = torch.tensor([[[0.6, 0.5], [0.5, 0.6]]], dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Normalized scores: the index form is the formula, and hubs fall."""
+"""Normalized scores: the index matches the formula, and hubs rank lower."""
 
 import numpy as np
 import pytest
@@ -28,11 +28,11 @@ def ranking(vectors, means, alpha, queries):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.floats(0, 2))
-def test_the_index_form_is_the_formula(seed, images, references, k, alpha):
+def test_the_normalized_index_matches_the_formula(seed, images, references, k, alpha):
     generator = np.random.default_rng(seed)
-    gallery, asked, queries = (unit(generator, number, 4) for number in (images, references, 3))
-    means = reference_means(gallery, asked, k)
-    exact = gallery.astype(np.float64) @ asked.astype(np.float64).T
+    gallery, texts, queries = (unit(generator, number, 4) for number in (images, references, 3))
+    means = reference_means(gallery, texts, k)
+    exact = gallery.astype(np.float64) @ texts.astype(np.float64).T
     slow = [np.mean(sorted(row, reverse=True)[:k]) for row in exact]
     assert means == pytest.approx(slow, abs=1e-6)
     found = ranking(gallery, means, alpha, queries)
@@ -42,7 +42,7 @@ def test_the_index_form_is_the_formula(seed, images, references, k, alpha):
         assert [wanted[int(id)] for id in ids] == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-def test_alpha_0_changes_nothing_and_equal_means_keep_the_ranks():
+def test_alpha_0_and_equal_means_keep_the_ranking():
     generator = np.random.default_rng(0)
     gallery, queries = unit(generator, 20, 6), unit(generator, 5, 6)
     plain = np.argsort(-(queries @ gallery.T), axis=1, kind="stable").astype(str)
@@ -50,8 +50,8 @@ def test_alpha_0_changes_nothing_and_equal_means_keep_the_ranks():
     assert (ranking(gallery, np.full(20, 0.3, dtype=np.float32), 0.8, queries).ids == plain).all()
 
 
-def test_a_hub_falls():
-    """An image near to every reference is found first by each of these queries, and by none once it is normalized."""
+def test_normalization_removes_a_hub_from_the_top():
+    """An image near all references ranks first for most queries without normalization, and for none with it."""
     generator = np.random.default_rng(1)
     common = np.eye(8, dtype=np.float32)[0]
     references = unit(generator, 60, 8) + 1.2 * common
@@ -68,8 +68,8 @@ def test_a_hub_falls():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_choice_is_that_of_leaving_each_caption_out(seed):
-    """Against a loop that takes each caption away, forms every mean anew and ranks its own image."""
+def test_the_choice_matches_explicit_leave_one_out(seed):
+    """The reference removes each caption in turn, recomputes all means, and ranks the caption's image."""
     generator = np.random.default_rng(seed)
     images, owners = unit(generator, 12, 5), np.arange(9)
     texts = unit(generator, 9, 5) + images[:9] + 0.8 * unit(generator, 1, 5)
@@ -96,7 +96,7 @@ def encoder(make_encoder):
     return make_encoder("clip")
 
 
-def test_an_index_is_searched_by_normalized_scores(encoder, make_index):
+def test_a_normalized_index_can_be_searched_and_filtered(encoder, make_index):
     index = make_index(encoder)
 
     def ids(index, **more):
@@ -107,4 +107,4 @@ def test_an_index_is_searched_by_normalized_scores(encoder, make_index):
     assert chosen.settings.reciprocal_rank >= chosen.settings.plain
     half = normalized(index, Normalization(0.5, 8))
     odd = [id for id in ids(half) if int(id) % 2]
-    assert ids(half, where="domain = 'odd'") == odd  # with the means of the whole index
+    assert ids(half, where="domain = 'odd'") == odd  # uses the means of the whole index

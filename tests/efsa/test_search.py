@@ -1,4 +1,4 @@
-"""Search by the model as it is and by episodes: the same call, and bad input that stops nothing."""
+"""Search with and without episodes, and its fallbacks for bad input."""
 
 from dataclasses import replace
 
@@ -28,34 +28,34 @@ def ids(hits):
 
 
 def adapted(encoder, index, queries=QUERIES, k=10, options=OPTIONS, **more):
-    """What is found by episodes, and the reranker."""
+    """Search with episodes; return the hits and the reranker."""
     rerank = EpisodeReranker(encoder, options)
     return index.search_many(queries, k, rerank=rerank, **more), rerank
 
 
 @pytest.fixture(params=[None, OPTIONS], ids=["plain", "episodes"])
 def search(request, encoder):
-    """Search an index by the model as it is, or by episodes."""
+    """Function that searches an index without or with episodes."""
 
-    def asked(index, queries=QUERIES, k=10, **more):
+    def run(index, queries=QUERIES, k=10, **more):
         rerank = None if request.param is None else EpisodeReranker(encoder, request.param)
         return index.search_many(queries, k, rerank=rerank, **more)
 
-    return asked
+    return run
 
 
-def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_index, pictures):
+def test_text_to_text_search_ranks_images_by_their_captions(encoder, make_index, pictures):
     captions = [None if row == 5 else pictures.texts(row)[0] for row in range(24)]
     found = make_index(encoder, captions).search_many(QUERIES, 23, by="text")
     for query, result in zip(QUERIES, found, strict=True):
-        asked = encoder.embed_texts([query])[0]
-        own = {str(row): float(encoder.embed_texts([text])[0] @ asked) for row, text in enumerate(captions) if text}
+        vector = encoder.embed_texts([query])[0]
+        own = {str(row): float(encoder.embed_texts([text])[0] @ vector) for row, text in enumerate(captions) if text}
         assert len(ids(result)) == 23
         assert "5" not in ids(result)
         assert [own[id] for id in ids(result)] == pytest.approx(sorted(own.values(), reverse=True), abs=1e-6)
 
 
-def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(encoder, make_index):
+def test_an_episode_reranks_the_first_k_like_the_sequential_reference(encoder, make_index):
     index = make_index(encoder)
     plain = index.search_many(QUERIES, 10)
     found, _ = adapted(encoder, index)
@@ -72,7 +72,7 @@ def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(enc
         assert [before[hit.zero_shot_rank - 1].id for hit in after] == ids(after)
 
 
-def test_a_query_is_answered_the_same_alone_and_with_others(encoder, make_index):
+def test_results_do_not_depend_on_other_queries(encoder, make_index):
     index = make_index(encoder)
     together, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, at_once=8))
     for query, hits in zip(QUERIES, together, strict=True):
@@ -81,7 +81,7 @@ def test_a_query_is_answered_the_same_alone_and_with_others(encoder, make_index)
         assert [hit.score for hit in alone] == pytest.approx([hit.score for hit in hits], abs=1e-10)
 
 
-def test_an_empty_query_finds_nothing_and_stops_nothing(encoder, make_index, search):
+def test_an_empty_query_finds_nothing_and_does_not_affect_others(encoder, make_index, search):
     index = make_index(encoder)
     empty, words, blank = search(index, ["", "queen", " \n"], 4)
     assert len(empty) == len(blank) == 0
@@ -90,7 +90,7 @@ def test_an_empty_query_finds_nothing_and_stops_nothing(encoder, make_index, sea
     assert search(index, [], 4) == []
 
 
-def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again(encoder, make_index, pictures):
+def test_missing_images_keep_their_ranks_and_the_others_are_reranked(encoder, make_index, pictures):
     index = make_index(encoder)
     (before,) = index.search_many(QUERIES[:1], 6)
     lost = {int(ids(before)[0]), int(ids(before)[3])}
@@ -100,12 +100,12 @@ def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again
     assert ids(after)[3] == ids(before)[3]
     assert set(ids(after)) == set(ids(before))
     assert after.notes
-    there = [id for id in ids(before) if int(id) not in lost]
-    ((alone,), _) = adapted(encoder, with_vectors(index, there, index.vectors(there)), QUERIES[:1], 6)
+    present = [id for id in ids(before) if int(id) not in lost]
+    ((alone,), _) = adapted(encoder, with_vectors(index, present, index.vectors(present)), QUERIES[:1], 6)
     assert [id for id in ids(after) if int(id) not in lost] == ids(alone)
 
 
-def test_missing_captions_leave_the_episode_to_the_others(encoder, make_index, pictures):
+def test_images_without_captions_are_kept_with_a_note(encoder, make_index, pictures):
     captions = [None if row in (2, 5, 9) else pictures.texts(row)[0] for row in range(24)]
     captions[1] = "  "
     index = make_index(encoder, captions)
@@ -120,7 +120,7 @@ def test_missing_captions_leave_the_episode_to_the_others(encoder, make_index, p
     assert missing
 
 
-def test_without_captions_the_ranking_is_zero_shot_and_the_user_is_told(encoder, make_index):
+def test_without_any_captions_the_ranking_is_zero_shot_with_a_note(encoder, make_index):
     index = make_index(encoder, [None] * 24)
     found, _ = adapted(encoder, index)
     assert [ids(hits) for hits in found] == [ids(hits) for hits in index.search_many(QUERIES, 10)]
@@ -129,7 +129,7 @@ def test_without_captions_the_ranking_is_zero_shot_and_the_user_is_told(encoder,
         episode_reranker(index)
 
 
-def test_an_episode_that_is_not_finite_falls_back_to_zero_shot_and_is_noted(encoder, make_index):
+def test_a_nonfinite_episode_falls_back_to_zero_shot_with_a_note(encoder, make_index):
     index = make_index(encoder)
     before = index.search_many(QUERIES, 6)
     found, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, k=3, temperature=1e-320))
@@ -138,7 +138,7 @@ def test_an_episode_that_is_not_finite_falls_back_to_zero_shot_and_is_noted(enco
     assert all(hits.notes[-1].endswith(FELL_BACK) for hits in found)
 
 
-def test_decoded_pictures_are_kept_and_read_once(encoder, make_index, pictures):
+def test_pictures_are_decoded_once_and_cached(encoder, make_index, pictures):
     index, rerank = make_index(encoder), EpisodeReranker(encoder, OPTIONS)
     pictures.read_count = 0
     index.search_many(QUERIES, 6, rerank=rerank)
@@ -148,24 +148,24 @@ def test_decoded_pictures_are_kept_and_read_once(encoder, make_index, pictures):
     assert pictures.read_count == first
 
 
-def test_the_cache_drops_what_was_not_used_for_longest(encoder, make_index):
+def test_the_cache_evicts_the_least_recently_used(encoder, make_index):
     pictures = make_index(encoder).pictures([str(row) for row in range(5)])
     cache = PixelCache(encoder.transform, most_bytes=3 * 16 * 16 * 3)
     assert all(picture is not None for picture in cache.read(pictures))
     assert len(cache) == 3
     cache.read(pictures[2:3])
-    cache.read(pictures[:1])  # drops 3, which was not used for longest
+    cache.read(pictures[:1])  # evicts 3
     assert {id for id in "01234" if id in cache._cache} == {"4", "2", "0"}
 
 
-def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_index, pictures):
+def test_cached_pixels_equal_the_models_input(encoder, make_index, pictures):
     cache = PixelCache(encoder.transform)
     read = [picture for picture in cache.read(make_index(encoder).pictures(["4", "9"])) if picture is not None]
     wanted = torch.stack([encoder.transform(pictures[row].image) for row in (4, 9)])
     torch.testing.assert_close(cache.tensor(read), wanted)
 
 
-def test_every_hit_says_whose_score_it_has(encoder, make_index):
+def test_hits_state_the_source_of_their_score(encoder, make_index):
     index = make_index(encoder)
     found, _ = adapted(encoder, index)
     for hits in found:
@@ -182,7 +182,7 @@ def mixed_queries(pictures):
     ]
 
 
-def test_episodes_of_sums_equal_the_sequential_reference(encoder, make_index, pictures):
+def test_combined_queries_match_the_sequential_reference(encoder, make_index, pictures):
     index, options = make_index(encoder), replace(OPTIONS, at_once=3)
     queries = mixed_queries(pictures)
     queries.append(0.7 * Query.vector(index.vectors(["3"])[0]) + Query.words("tree"))
@@ -195,8 +195,8 @@ def test_episodes_of_sums_equal_the_sequential_reference(encoder, make_index, pi
         assert one[0].scored_by == "episode"
 
 
-def test_a_stored_vector_in_a_query_stays_as_it_is_when_the_model_adapts(encoder, make_index):
-    """Without words or pictures only the candidates move: the score is the cosine of the vector with them."""
+def test_a_stored_vector_in_a_query_is_not_adapted(encoder, make_index):
+    """Only the candidates change, and scores are their cosines with the vector."""
     index = make_index(encoder)
     vector = index.vectors(["3"])[0]
     ((hits,), _) = adapted(encoder, index, [Query.vector(vector)], 6)
@@ -205,8 +205,8 @@ def test_a_stored_vector_in_a_query_stays_as_it_is_when_the_model_adapts(encoder
     assert any(abs(hit.score - hit.model_score) > 1e-6 for hit in hits)
 
 
-class Measured(EpisodeReranker):
-    """Notes how many queries ran together and what all of it held."""
+class MeasuringReranker(EpisodeReranker):
+    """Record the number of queries and the peak memory of each batch."""
 
     def _together(self, queries, found):
         with TensorMemory() as memory:
@@ -215,15 +215,15 @@ class Measured(EpisodeReranker):
         return results
 
 
-def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_index):
+def test_queries_are_batched_within_the_memory_limit(encoder, make_index):
     index, queries = make_index(encoder), QUERIES * 3
-    free = Measured(encoder, replace(OPTIONS, at_once=8))
-    wanted = index.search_many(queries, 6, rerank=free)
-    assert [number for number, _ in free.together] == [1, 8, 6]
-    each = free.together[0][1]
+    unlimited = MeasuringReranker(encoder, replace(OPTIONS, at_once=8))
+    wanted = index.search_many(queries, 6, rerank=unlimited)
+    assert [number for number, _ in unlimited.together] == [1, 8, 6]
+    each = unlimited.together[0][1]
     for times in (0.5, 1.5, 3.5):
-        held = Measured(encoder, replace(OPTIONS, at_once=8, gibibytes=times * each / 2**30))
-        found = index.search_many(queries, 6, rerank=held)
+        limited = MeasuringReranker(encoder, replace(OPTIONS, at_once=8, gibibytes=times * each / 2**30))
+        found = index.search_many(queries, 6, rerank=limited)
         assert [ids(hits) for hits in found] == [ids(hits) for hits in wanted]
-        assert max(number for number, _ in held.together) == max(1, int(times))
-        assert all(peak <= 1.3 * max(times, 1) * each for _, peak in held.together), "an estimate"
+        assert max(number for number, _ in limited.together) == max(1, int(times))
+        assert all(peak <= 1.3 * max(times, 1) * each for _, peak in limited.together), "the limit is an estimate"
