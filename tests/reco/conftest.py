@@ -1,4 +1,4 @@
-"""An index of random pictures with one caption each, and pairs of the same kind."""
+"""Random pairs, and indexes of random pictures."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def unit(values):
 
 
 def make_pairs(count, first=0, width=WIDTH, model=MODEL, seed=0):
-    """Pair ``i`` is the same whatever ``first`` is."""
+    """Return random pairs; pair ``i`` does not depend on ``first``."""
     numbers = range(first, first + count)
     vectors = [np.random.default_rng([seed, number]).normal(size=(2, width)) for number in numbers]
     both = np.array(vectors).reshape(count, 2, width)
@@ -26,13 +26,13 @@ def make_pairs(count, first=0, width=WIDTH, model=MODEL, seed=0):
 
 @pytest.fixture
 def pairs():
-    """Makes pairs: ``pairs(count, first=0, width=16, model="model-a", seed=0)``."""
+    """Return the `make_pairs` factory."""
     return make_pairs
 
 
 @pytest.fixture
 def on_disk(tmp_path):
-    """Forty pictures in a folder."""
+    """Saved index of forty pairs."""
     return make_pairs(40).index().save(tmp_path / "disk")
 
 
@@ -48,13 +48,13 @@ def other_encoder():
 
 @pytest.fixture
 def pictures():
-    """Makes sources of pictures."""
+    """Return the `Pictures` source class."""
     return Pictures
 
 
 @pytest.fixture
 def built(tmp_path, encoder):
-    """An index of forty pictures with one caption each."""
+    """Index of forty pictures with one caption each."""
     from recollect.index import IngestOptions
 
     return Index.build(

@@ -1,4 +1,4 @@
-"""The drop-in encoder: the same two methods, and embeddings that read the memory as it is now."""
+"""The retrieval-enhanced encoder: a drop-in encoder that reads the current index."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def fusion_of(**settings):
 @pytest.mark.parametrize(
     ("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"), ("uni", "both")]
 )
-def test_embeddings_are_the_fusion_of_what_sorting_the_memory_finds(built, pictures, encoder, search, read):
+def test_embeddings_fuse_the_neighbors_found_by_sorting_the_index(built, pictures, encoder, search, read):
     fusion = fusion_of(search=search, read=read)
     enhanced = RetrievalEnhancedEncoder(encoder, built, fusion, k=4)
     assert isinstance(enhanced, Encoder)
@@ -48,7 +48,7 @@ def test_embeddings_are_the_fusion_of_what_sorting_the_memory_finds(built, pictu
         torch.testing.assert_close(embedded.norm(dim=1), torch.ones(len(embedded)))
 
 
-def test_a_mode_leaves_the_other_modality_alone(built, pictures, encoder):
+def test_a_mode_does_not_change_the_other_modality(built, pictures, encoder):
     images, texts = [pictures(60)[50].image], ["a text"]
     for mode, refined in (("image", {"image"}), ("text", {"text"}), ("both", {"image", "text"})):
         enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), mode, k=3)
@@ -59,7 +59,7 @@ def test_a_mode_leaves_the_other_modality_alone(built, pictures, encoder):
         assert same == {modality: modality not in refined for modality in ("image", "text")}
 
 
-def test_what_the_memory_learns_is_read_at_once_and_features_are_made_anew(built, pictures, encoder, tmp_path):
+def test_added_rows_are_used_at_once_and_cached_features_recomputed(built, pictures, encoder, tmp_path):
     enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=3)
     queries, cache = pictures(5, name="queries"), FeatureCache(tmp_path / "cache")
     before = image_features(enhanced, queries, cache)
@@ -70,27 +70,33 @@ def test_what_the_memory_learns_is_read_at_once_and_features_are_made_anew(built
     np.testing.assert_allclose(after.images, enhanced.embed_images([queries[row].image for row in range(5)]))
 
 
-def test_the_fingerprint_names_everything_that_decides_an_embedding(built, encoder):
-    def made(mode="both", k=3, where=None, **settings):
+def test_the_fingerprint_changes_with_everything_that_affects_embeddings(built, encoder):
+    def fingerprint(mode="both", k=3, where=None, **settings):
         return RetrievalEnhancedEncoder(encoder, built, fusion_of(**settings), mode, k, where).fingerprint
 
-    prints = [made(), made(mode="image"), made(k=4), made(where="number < 9"), made(read="uni")]
+    prints = [
+        fingerprint(),
+        fingerprint(mode="image"),
+        fingerprint(k=4),
+        fingerprint(where="number < 9"),
+        fingerprint(read="uni"),
+    ]
     assert len(set(prints)) == 5
-    assert made() == prints[0]
+    assert fingerprint() == prints[0]
     built.remove(where="number = 3")
-    assert made() != prints[0]
+    assert fingerprint() != prints[0]
 
 
-def test_a_filter_limits_what_is_read(built, encoder):
+def test_a_filter_limits_the_neighbors(built, encoder):
     enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=4, where="number in (3, 5)")
     read = enhanced.read("text", encoder.embed_texts(["a", "b"]))
     vectors = {row.tobytes() for row in built.vectors(built.ids_where("number in (3, 5)"))}
     assert read.shape == (2, 4, 16)
-    assert not read[:, 2:].any()  # places that stay empty
+    assert not read[:, 2:].any()  # empty slots
     assert {row.tobytes() for rows in read[:, :2] for row in rows} == vectors
 
 
-def test_fusions_without_memory_or_weights(built, pictures, encoder):
+def test_fusions_without_learned_weights(built, pictures, encoder):
     image = [pictures(60)[50].image]
     own = encoder.embed_images(image)
     mean = RetrievalEnhancedEncoder(encoder, built, FusionModule(FusionSettings(16, "mean")), k=3)
@@ -100,7 +106,7 @@ def test_fusions_without_memory_or_weights(built, pictures, encoder):
     torch.testing.assert_close(plain.embed_images(image), own)
 
 
-def test_parts_that_do_not_belong_together_are_refused(built, encoder, other_encoder, tmp_path, pairs):
+def test_mismatched_parts_are_rejected(built, encoder, other_encoder, tmp_path, pairs):
     fusion = fusion_of()
     with pytest.raises(UserError, match="model-b"):
         RetrievalEnhancedEncoder(other_encoder, built, fusion)
@@ -118,7 +124,7 @@ def test_parts_that_do_not_belong_together_are_refused(built, encoder, other_enc
         RetrievalEnhancedEncoder(encoder, empty, fusion)
 
 
-def test_an_index_of_the_same_fingerprint_but_another_width_or_reading_rule_is_refused(encoder, tmp_path):
+def test_an_index_with_a_different_width_or_prefix_is_rejected(encoder, tmp_path):
     other = Index.create(tmp_path / "narrow", width=8, model=encoder.fingerprint)
     with pytest.raises(UserError, match="narrow"):
         RetrievalEnhancedEncoder(encoder, other, fusion_of())

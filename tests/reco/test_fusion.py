@@ -1,4 +1,4 @@
-"""The fusion against a full transformer block written out in loops and against torch's own."""
+"""The fusion compared with a transformer block written as loops and with torch's own."""
 
 import math
 
@@ -14,7 +14,7 @@ from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 
 
 def randomized(block, seed=0):
-    """Every weight random, so that no branch is switched off."""
+    """Make every weight random, so no branch is zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in block.parameters():
@@ -23,7 +23,7 @@ def randomized(block, seed=0):
 
 
 def full_block(block, tokens):
-    """Every token through a whole pre-norm block, one sample, head and query at a time; empty places cut out."""
+    """Apply a full pre-norm block, one sample, head and query at a time, with empty slots removed."""
     results = []
     size = tokens.shape[2] // block.heads
     for sample in tokens:
@@ -48,7 +48,7 @@ def unit(*shape, seed=0, dtype=torch.float64):
     return functional.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
 
 
-def test_two_modules_have_the_papers_number_of_parameters():
+def test_the_parameter_count_matches_the_paper():
     paper = FusionModule(FusionSettings(512, start="embedding"))
     assert sum(parameter.numel() for parameter in paper.parameters()) == 3_155_968
 
@@ -60,7 +60,7 @@ def test_only_token_0_is_computed_and_equals_the_full_block(width, places, seed)
     torch.testing.assert_close(block(tokens), full_block(block, tokens), rtol=1e-10, atol=1e-10)
 
 
-def test_gradients_equal_those_of_the_full_block():
+def test_gradients_match_the_full_block():
     block = randomized(FusionBlock(128).double())
     tokens = unit(4, 5, 128)
     ours, theirs = (
@@ -72,7 +72,7 @@ def test_gradients_equal_those_of_the_full_block():
         torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_it_is_the_block_that_torch_calls_pre_norm():
+def test_the_block_matches_torch_with_norm_first():
     width = 128
     block = randomized(FusionBlock(width).double())
     theirs = nn.TransformerEncoderLayer(
@@ -91,7 +91,7 @@ def test_it_is_the_block_that_torch_calls_pre_norm():
     torch.testing.assert_close(block(tokens), theirs(tokens)[:, 0], rtol=1e-10, atol=1e-10)
 
 
-def test_empty_places_are_as_if_they_were_not_there():
+def test_empty_slots_have_no_effect():
     block = randomized(FusionBlock(64).double())
     tokens = unit(3, 4, 64)
     padded = torch.cat([tokens, torch.zeros(3, 5, 64, dtype=torch.float64)], dim=1)
@@ -101,8 +101,8 @@ def test_empty_places_are_as_if_they_were_not_there():
     assert torch.isfinite(padded.grad).all()
 
 
-def where_it_starts(start, gate, tokens):
-    """One sample at a time: the embedding, the mean, or the mixture, in plain words."""
+def start_value(start, gate, tokens):
+    """Compute the start one sample at a time: the embedding, the mean, or the gated mixture."""
     results = []
     for sample in tokens:
         own, read = sample[0], [row for row in sample[1:] if row.abs().max() > 0]
@@ -122,7 +122,7 @@ def where_it_starts(start, gate, tokens):
     start=st.sampled_from(["embedding", "mean", "gate"]), places=st.integers(1, 6), empty=st.integers(0, 4),
     gate=st.floats(-3, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_a_block_adds_the_same_correction_wherever_it_starts(start, places, empty, gate, seed):
+def test_a_block_adds_the_same_correction_to_every_start(start, places, empty, gate, seed):
     paper = randomized(FusionBlock(64).double(), seed)
     block = FusionBlock(64, start).double()
     block.load_state_dict(paper.state_dict(), strict=False)
@@ -130,14 +130,14 @@ def test_a_block_adds_the_same_correction_wherever_it_starts(start, places, empt
         block.gate.data.fill_(gate)
     tokens = unit(3, places, 64, seed=seed)
     tokens[1, max(1, places - empty) :] = 0
-    expected = where_it_starts(start, gate, tokens) + full_block(paper, tokens) - tokens[:, 0]
+    expected = start_value(start, gate, tokens) + full_block(paper, tokens) - tokens[:, 0]
     torch.testing.assert_close(block(tokens), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"), ("uni", "both")]
 )
-def test_what_is_searched_and_read(search, read):
+def test_search_and_read_select_the_modalities(search, read):
     settings = FusionSettings(8, search=search, read=read)
     assert settings.searched("image") == ("image" if search == "uni" else "text")
     assert settings.taken("image") == {"cross": ("text",), "uni": ("image",), "both": ("text", "image")}[read]
@@ -147,7 +147,7 @@ def test_what_is_searched_and_read(search, read):
 
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
 @pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "mean"), ("text", "embedding")])
-def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities, start):
+def test_a_saved_fusion_opens_unchanged(tmp_path, kind, modalities, start):
     settings = FusionSettings(64, kind, "cross", "uni", modalities, start)
     fusion = randomized(FusionModule(settings, "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))
@@ -162,7 +162,7 @@ def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities, start):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_bad_fusions_are_one_line(tmp_path):
+def test_invalid_fusions_are_rejected(tmp_path):
     with pytest.raises(UserError, match=r"no fusion \(fusion.json is missing\)"):
         FusionModule.open(tmp_path)
     saved = FusionModule(FusionSettings(8)).save(tmp_path / "run" / "model")

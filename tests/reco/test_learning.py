@@ -1,4 +1,4 @@
-"""Training a fusion: what pairs find, what is minimized, and a run that resumes."""
+"""Training a fusion: neighbors of training pairs, the loss, and resuming."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ SIDES = {"image": "images", "text": "texts"}
 
 
 def loop_neighbors(pairs, stored, searched, taken, own, k, max_score, score_of):
-    """For each pair: sort all pictures, leave out its own and near-duplicates, take the other side's vectors."""
+    """For each pair, sort all pictures, skip its own and near-duplicates, and take the vectors to read."""
     read = []
     for row, id in enumerate(pairs.pictures):
         cosines = getattr(stored, SIDES[searched]).astype(np.float64) @ own[row].astype(np.float64)
@@ -51,8 +51,8 @@ def loop_neighbors(pairs, stored, searched, taken, own, k, max_score, score_of):
 )
 @pytest.mark.parametrize("max_score", [0.94, 0.2, -0.3])
 @pytest.mark.parametrize("score_of", ["image", "searched"])
-def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score, score_of):
-    some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the index
+def test_neighbors_match_a_loop_over_the_index(on_disk, pairs, search, read, max_score, score_of):
+    some, everything = pairs(12, first=30), pairs(40)  # ten of the twelve are in the index
     settings = FusionSettings(16, search=search, read=read)
     found = find_neighbors(some, on_disk, settings, 5, max_score, score_of)
     for modality, own in (("image", some.images), ("text", some.texts)):
@@ -69,8 +69,8 @@ def unit_rows(generator, *shape):
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def test_a_text_reads_pictures_of_its_own_caption_in_training_as_it_does_at_test():
-    """Many pictures may share a caption, and thus a text vector: their cosine is 1, their pictures differ."""
+def test_a_text_reads_other_pictures_with_its_caption_in_training_as_in_testing():
+    """Different pictures can share a caption and so a text vector, with cosine 1."""
     generator = np.random.default_rng(0)
     texts = np.repeat(unit_rows(generator, 5, 16), 8, axis=0)
     captions = [f"caption {row // 8}" for row in range(40)]
@@ -90,12 +90,14 @@ def test_a_text_reads_pictures_of_its_own_caption_in_training_as_it_does_at_test
         return float((read[:, 1:] == read[:, :1]).float().mean())
 
     assert own_captions_read("image") == 1
-    assert own_captions_read("searched") == 0  # the paper's: what is read at test is never read in training
+    assert (
+        own_captions_read("searched") == 0
+    )  # as in the paper: such pictures are read in testing, but never in training
 
 
-def test_a_near_duplicate_picture_is_passed_over_by_both_searches(pairs):
+def test_both_searches_skip_near_duplicate_pictures(pairs):
     some = pairs(10)
-    twins = replace(some, pictures=[f"twin:{row}" for row in range(10)])  # the same vectors under other ids
+    twins = replace(some, pictures=[f"twin:{row}" for row in range(10)])  # equal vectors under different ids
     index = some.index()
     grow(index, twins)
     found = find_neighbors(some, index, FusionSettings(16), 5, 0.999)
@@ -110,7 +112,7 @@ def grow(index, pairs):
         index.store.upsert(table)
 
 
-def test_a_picture_never_reads_its_own_other_captions():
+def test_a_picture_never_reads_its_own_captions():
     generator = np.random.default_rng(1)
     images = np.repeat(unit_rows(generator, 6, 16), 3, axis=0)
     ids = [f"photo-{row // 3}.png" for row in range(18)]
@@ -124,17 +126,19 @@ def test_a_picture_never_reads_its_own_other_captions():
     for row in range(18):
         own = texts[row // 3 * 3 : row // 3 * 3 + 3]
         read = found.tokens("image", torch.tensor([row]))[0, 1:].numpy()
-        assert np.allclose(np.sort(read @ means.T, axis=1)[:, -1], 1, atol=1e-6)  # the mean of a picture's captions
+        assert np.allclose(np.sort(read @ means.T, axis=1)[:, -1], 1, atol=1e-6)  # means of each picture's captions
         assert not np.isclose(read @ means[row // 3], 1, atol=1e-6).any()
         read = found.tokens("text", torch.tensor([row]))[0, 1:].numpy()
         assert not np.isclose(read @ images[row], 1, atol=1e-6).any()
-        assert len(np.unique(read.round(6), axis=0)) == 5  # five pictures, however many of their captions are near
+        assert (
+            len(np.unique(read.round(6), axis=0)) == 5
+        )  # five distinct pictures, even if several captions of one are near
         assert own.shape == (3, 16)
     assert len(torch.unique(found.pictures)) == 6
     assert len(torch.unique(found.captions)) == 18
 
 
-def test_stored_neighbors_are_read_as_they_were(on_disk, pairs, tmp_path):
+def test_saved_neighbors_open_unchanged(on_disk, pairs, tmp_path):
     found = find_neighbors(pairs(8, first=36), on_disk, FusionSettings(16), 3)
     found.save(tmp_path / "n.safetensors")
     again = Neighbors.open(tmp_path / "n.safetensors")
@@ -149,7 +153,7 @@ def test_stored_neighbors_are_read_as_they_were(on_disk, pairs, tmp_path):
 
 
 def info_nce(images, texts, scale):
-    """Both cross-entropies, one row at a time."""
+    """Compute both cross-entropies one row at a time."""
     total = 0.0
     for one, other in ((images, texts), (texts, images)):
         for row in range(len(one)):
@@ -183,7 +187,7 @@ def test_the_loss_is_the_sum_of_its_terms(terms):
 
 
 def masked_info_nce(images, texts, scale, groups):
-    """Both cross-entropies, one row and one candidate at a time; who shares a group with a row is no candidate."""
+    """Compute both cross-entropies by loops, excluding candidates that share a group with the row."""
     total = 0.0
     for one, other in ((images, texts), (texts, images)):
         for row in range(len(one)):
@@ -200,7 +204,7 @@ def masked_info_nce(images, texts, scale, groups):
     rows=st.integers(2, 12), keys=st.integers(1, 2), distinct=st.integers(1, 6), tile=st.sampled_from([None, 1, 3]),
     seed=st.integers(0, 10_000),
 )  # fmt: skip
-def test_pairs_of_one_group_are_no_negatives(rows, keys, distinct, tile, seed):
+def test_pairs_of_the_same_group_are_not_negatives(rows, keys, distinct, tile, seed):
     generator = np.random.default_rng(seed)
     images, texts = (torch.from_numpy(unit_rows(generator, rows, 8)).double() for _ in range(2))
     groups = torch.from_numpy(generator.integers(0, distinct, (rows, keys)))
@@ -212,10 +216,10 @@ def test_pairs_of_one_group_are_no_negatives(rows, keys, distinct, tile, seed):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Images that do not say which text is theirs, and a memory whose pairs do.
+    """Training and test pairs, and an index that is needed to match images and texts.
 
-    An image is a key vector; its text is another, unrelated one, and a memory of noisy copies of the same pairs tells
-    which belongs to which. Without the memory nothing can be learned that helps new concepts.
+    The image and text vectors of a concept are unrelated; only the index, which holds noisy copies of the same pairs,
+    links them. Without the index, nothing that helps new concepts can be learned.
     """
     generator = np.random.default_rng(0)
 
@@ -241,7 +245,7 @@ def world(tmp_path_factory):
 
 
 class Frozen(Encoder):
-    """Stands for the model that embedded the world."""
+    """Placeholder for the model that embedded the world."""
 
     fingerprint, scale = "model-a", None
 
@@ -264,7 +268,7 @@ def recipe_of(made, **changes):
 
 
 def recall(fusion, memory, test, mode):
-    """Share of new concepts' images that find their own text first."""
+    """Return the share of images whose own text ranks first."""
     found = find_neighbors(test, memory, fusion.settings, 3)
     everything = torch.arange(len(test))
     embeddings = {
@@ -274,7 +278,7 @@ def recall(fusion, memory, test, mode):
     return float((embeddings["image"] @ embeddings["text"].T).argmax(1).eq(everything).float().mean())
 
 
-def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path):
+def test_a_trained_fusion_uses_index_rows_of_new_concepts(world, tmp_path):
     train, test, memory = world
     folder = train_fusion(recipe_of(memory), Frozen(), train, tmp_path / "run", device="cpu")
     fusion, card = FusionModule.open(folder), (folder / "README.md").read_text()
@@ -300,7 +304,7 @@ def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path
     ],
     ids=["paper", "offsets"],
 )
-def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, monkeypatch, changes):
+def test_an_interrupted_run_resumes_to_the_same_weights(world, tmp_path, monkeypatch, changes):
     train, _, memory = world
     recipe = recipe_of(memory, epochs=4, checkpoint_every=10, **changes)
     whole = train_fusion(recipe, Frozen(), train, tmp_path / "whole", device="cpu")
@@ -325,7 +329,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
     searches = []
     monkeypatch.setattr(learning, "find_neighbors", lambda *parts: searches.append(parts))
     cut = train_fusion(recipe, Frozen(), train, tmp_path / "cut", resume=True, device="cpu")
-    assert searches == []  # the neighbors of the first call were stored
+    assert searches == []  # uses the stored neighbors
     one, other = (load_file(folder / "fusion.safetensors") for folder in (whole, cut))
     assert all(torch.equal(one[name], other[name]) for name in one)
     metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")]
@@ -333,21 +337,21 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
     assert losses[0] == losses[1]
 
 
-def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tmp_path, capfd):
+def test_a_changed_index_is_searched_again_and_cannot_resume_a_run(world, tmp_path, capfd):
     train, _, shared = world
     memory = Index.open(shutil.copytree(shared.address, tmp_path / "memory"))
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
     stored = tmp_path / "run.neighbors" / "neighbors.safetensors"
     before = stored.read_bytes()
-    with pytest.raises(UserError, match="already contains a run"):  # whose neighbors stay
+    with pytest.raises(UserError, match="already contains a run"):  # and its neighbors are kept
         train_fusion(recipe_of(memory, epochs=1, k=2), Frozen(), train, tmp_path / "run", device="cpu")
     assert stored.read_bytes() == before
-    shutil.rmtree(tmp_path / "run" / "model")  # as where a run was killed before it wrote its model
+    shutil.rmtree(tmp_path / "run" / "model")  # like a run killed before it saved its model
     damaged = bytearray(before)
     damaged[-1] ^= 1
     stored.write_bytes(damaged)
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
-    assert stored.read_bytes() == before  # found again
+    assert stored.read_bytes() == before  # recomputed
     assert "neighbors.safetensors" in capfd.readouterr().err
     memory.remove(["memory:0"])
     shutil.rmtree(tmp_path / "run" / "model")
@@ -356,7 +360,7 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
     assert stored.read_bytes() != before
 
 
-def test_every_pair_is_seen_once_an_epoch(world):
+def test_every_pair_is_seen_once_per_epoch(world):
     train, _, memory = world
     found = find_neighbors(train, memory, FusionSettings(32), 2)
     place = learning.ProcessRanks(0, 1, torch.device("cpu"))
@@ -364,7 +368,7 @@ def test_every_pair_is_seen_once_an_epoch(world):
     for epoch in (steps[:8], steps[8:]):
         seen = torch.cat([inputs.images[:, 0] for inputs in epoch])
         assert len(torch.unique(seen, dim=0)) == 800
-    assert not torch.equal(steps[0].images, steps[8].images)  # and in another order in the next
+    assert not torch.equal(steps[0].images, steps[8].images)  # in a different order
     halves = [
         list(learning._feed(found, recipe_of(memory), learning.ProcessRanks(rank, 2, torch.device("cpu")))(3, 4))
         for rank in (0, 1)
@@ -374,7 +378,7 @@ def test_every_pair_is_seen_once_an_epoch(world):
 
 
 def loop_offsets(tokens, captions, modalities, newness, seed, step):
-    """One token at a time, in float64: the offset of its caption and modality, if that caption is disturbed."""
+    """Add noise one token at a time in float64, by caption and modality, to the captions chosen for noise."""
     from recollect.core.seeding import derive_seed, normals, uniforms
 
     result = tokens.double().clone()
@@ -397,7 +401,7 @@ def loop_offsets(tokens, captions, modalities, newness, seed, step):
     strength=st.sampled_from([0.1, 2.0]),
     modalities=st.sampled_from([("image", "text"), ("text", "image"), ("image", "text", "image")]),
 )  # fmt: skip
-def test_offsets_are_those_of_a_loop_over_tokens(seed, step, share, strength, modalities):
+def test_offsets_match_a_loop_over_tokens(seed, step, share, strength, modalities):
     generator = np.random.default_rng(seed)
     tokens = torch.from_numpy(unit_rows(generator, 6, 5, 16))
     tokens[2, 2:] = 0
@@ -409,8 +413,8 @@ def test_offsets_are_those_of_a_loop_over_tokens(seed, step, share, strength, mo
     assert not disturbed[2, 2:].any()
 
 
-def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_path):
-    """The model is right about its training pairs, and wrong about new ones, of which the memory knows."""
+def test_newness_teaches_a_fusion_to_read_although_the_model_fits_the_training_pairs(tmp_path):
+    """The model matches its training pairs but not new ones, which are in the index."""
     generator = np.random.default_rng(0)
     width, concepts = 32, 400
 
@@ -419,7 +423,7 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
         return (noisy / np.linalg.norm(noisy, axis=1, keepdims=True)).astype(np.float32)
 
     keys, values = unit_rows(generator, concepts, width), unit_rows(generator, concepts, width)
-    values[:300] = keys[:300]  # trained on: image and text agree
+    values[:300] = keys[:300]  # training concepts: image and text agree
 
     def pairs(which, name):
         ids = [f"{name}:{number}" for number in range(len(which))]
@@ -455,7 +459,7 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
         ({"index": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line(world, tmp_path, changes, message):
+def test_invalid_recipes_are_rejected(world, tmp_path, changes, message):
     train, _, memory = world
     with pytest.raises(UserError, match=message):
         train_fusion(recipe_of(memory, **changes), Frozen(), train, tmp_path / "run", device="cpu")

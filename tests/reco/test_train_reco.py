@@ -1,4 +1,4 @@
-"""How a fusion learns to read, as it is chosen on the command line."""
+"""Options and presets of `train reco`."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from recollect.reco.block import FusionModule
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A table of 24 pictures, of which some share a caption, a model, and an index of them."""
+    """Folder with a table of 24 pictures, some with equal captions, a model, and an index."""
     folder = tmp_path_factory.mktemp("reading")
     lines = ["path,caption"]
     for number in range(24):
@@ -32,7 +32,7 @@ def pairs(tmp_path_factory):
 
 
 def train(folder, out, *words):
-    """As the index's own model would be named, which it knows."""
+    """Train without a model argument: the index records its model."""
     command = ["train", "reco", "--index", folder / "index", "--data", folder / "pairs.csv"]
     return cli.main([str(word) for word in (*command, "--out", out, "--epochs", 1, "--k", 3, *words)])
 
@@ -49,26 +49,26 @@ def train(folder, out, *words):
         (("--newness", "none", "--mask", "none"), "gate", "none", ("none", 2.0, 0.5), "image"),
     ],
 )  # fmt: skip
-def test_a_preset_and_options_decide_how_it_learns_to_read(pairs, tmp_path, words, start, mask, newness, score_of):
+def test_options_override_the_preset(pairs, tmp_path, words, start, mask, newness, score_of):
     assert train(pairs, tmp_path / "run", *words) == 0
     fusion = FusionModule.open(tmp_path / "run" / "model")
     assert (fusion.settings.start, fusion.trained["mask"]) == (start, mask)
     assert tuple(fusion.trained["newness"].values()) == newness
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert (recipe["score_of"], recipe["mask"]) == (score_of, mask)
-    assert recipe["model"]["start"] == str(pairs / "model"), "so that the run can be told and begun again"
+    assert recipe["model"]["start"] == str(pairs / "model"), "must be recorded to repeat the run"
     assert f'index = "{pairs / "index"}"' in (tmp_path / "run.toml").read_text()
 
 
 @pytest.fixture
-def begun(monkeypatch):
-    """The commands that would have run, from a line of words."""
-    made = []
-    monkeypatch.setattr(train_reco.TrainReco, "run", lambda self: made.append(self))
+def parse_command(monkeypatch):
+    """Function that parses a command line and returns the command instead of running it."""
+    commands = []
+    monkeypatch.setattr(train_reco.TrainReco, "run", lambda self: commands.append(self))
 
     def run(*words):
         status = cli.main(["train", "reco", *(str(word) for word in words)])
-        return made.pop() if status == 0 else None
+        return commands.pop() if status == 0 else None
 
     return run
 
@@ -84,10 +84,10 @@ def begun(monkeypatch):
         ("--optimizer.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
     ],
 )
-def test_the_settings_of_a_run_are_the_input_of_another(begun, tmp_path, words):
-    first = begun("--index", "index", "--data", "pairs.csv", "more.csv", *words)
+def test_the_saved_settings_of_a_run_can_start_another(parse_command, tmp_path, words):
+    first = parse_command("--index", "index", "--data", "pairs.csv", "more.csv", *words)
     file = tmp_path / "reco.toml"
     file.write_text(settings_text(list(options_of(train_reco.TrainReco, first))))
-    assert begun("--config", file) == first
-    again = begun("--config", file, "--index", "other", "--k", 5)
+    assert parse_command("--config", file) == first
+    again = parse_command("--config", file, "--index", "other", "--k", 5)
     assert again == replace(first, index="other", k=5)
