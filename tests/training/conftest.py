@@ -196,7 +196,7 @@ def cut_and_resumed_fixture():
 
 
 @pytest.fixture(scope="session")
-def noise(tmp_path_factory) -> Path:
+def pairs(tmp_path_factory) -> Path:
     """CSV of twenty captioned noise pictures."""
     folder, random = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
     rows = ["path,caption"]
@@ -208,7 +208,7 @@ def noise(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Path:
+def start(tmp_path_factory) -> Path:
     """Small transformers checkpoint to start from."""
     return build_model("tiny", texts=["noise number many colors"]).save(tmp_path_factory.mktemp("tiny") / "model")
 

@@ -1,6 +1,5 @@
 """Runs recover bit for bit from kills, power cuts, full disks and flipped bits at any write."""
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -20,32 +19,50 @@ from recollect.evaluation.features import FeatureCache, Features
 from recollect.evaluation.results import Result, load_result
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
+from run_files import files, metrics
 
 RECIPE = Recipe(
     data=Data(sources=("stand-in",)), steps=2, batch_size=4, log_every=1, checkpoint_every=1, checkpoints_kept=1
 )
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def outcome(out: Path):
     """Return everything a run writes except timings."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("examples_per_second", None)
     assert not [path.name for path in out.rglob(".*")], "unfinished files left behind"
-    return files(out / "model"), files(out / "checkpoints"), lines
+    return files(out / "model"), files(out / "checkpoints"), metrics(out)
 
 
-def record_counts(record_property, counts) -> None:
-    for fault, number in counts.items():
-        record_property("faults", f"{fault}: {number}")
+@pytest.fixture
+def after_each_fault(tmp_path, record_property):
+    """Function that yields each fault, a folder in the state it leaves, and the number of marks before it.
+
+    Checks the minimum number of states per fault, and reports the numbers after the run.
+    """
+
+    def each(disk, what, faults=None, **minimum):
+        counts: Counter[str] = Counter()
+        for number, (fault, tree, marks) in enumerate(disk.states.values()):
+            if faults and fault not in faults:
+                continue
+            folder = write_tree(tree, tmp_path / f"{number}")
+            yield fault, folder, marks
+            shutil.rmtree(folder)
+            counts[fault] += 1
+        assert all(counts[fault.replace("_", " ")] >= number for fault, number in minimum.items())
+        for fault, number in counts.items():
+            record_property("faults", f"{what}, {fault}: {number}")
+
+    return each
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
 
 
 @pytest.mark.parametrize("steps", [2, 3])  # a new run; a finished run that is extended
-def test_a_run_resumes_to_the_same_bits_after_a_kill_or_power_cut_at_any_write(small, tmp_path, record_property, steps):
+def test_a_run_resumes_to_the_same_bits_after_a_kill_or_power_cut_at_any_write(
+    small, tmp_path, after_each_fault, steps
+):
     recipe, run = replace(RECIPE, steps=steps), tmp_path / "first" / "run"
     run.parent.mkdir()
     if steps > RECIPE.steps:
@@ -53,16 +70,9 @@ def test_a_run_resumes_to_the_same_bits_after_a_kill_or_power_cut_at_any_write(s
     with recorded(tmp_path / "first") as disk:
         train(recipe, run, resume=steps > RECIPE.steps, device="cpu", assemble=small.parts)
     unbroken = outcome(run)
-    counts: Counter[str] = Counter()
-    for number, (fault, tree, _) in enumerate(disk.states.values()):
-        place = write_tree(tree, tmp_path / f"{number}")
-        train(recipe, place / "run", resume=True, device="cpu", assemble=small.parts)
-        assert outcome(place / "run") == unbroken, (fault, sorted(tree))
-        shutil.rmtree(place)
-        counts[fault] += 1
-    assert counts["kill"] > 5
-    assert counts["power cut"] > 2
-    record_counts(record_property, {f"training of {steps} steps, {fault}": number for fault, number in counts.items()})
+    for fault, folder, _ in after_each_fault(disk, f"training of {steps} steps", kill=6, power_cut=3):
+        train(recipe, folder / "run", resume=True, device="cpu", assemble=small.parts)
+        assert outcome(folder / "run") == unbroken, fault
 
 
 def test_a_full_disk_at_any_write_gives_a_one_line_error_and_the_run_can_be_resumed(small, tmp_path, record_property):
@@ -79,16 +89,15 @@ def test_a_full_disk_at_any_write_gives_a_one_line_error_and_the_run_can_be_resu
                 train(RECIPE, out / "run", device="cpu", assemble=small.parts)
             except (UserError, OSError) as error:  # the command prints one line for either
                 message = str(error)
-        if refused[0]:
-            assert message is None or (re.search("No space left|disk is full", message) and "\n" not in message)
         if not refused[0]:
             break
+        assert message is None or (re.search("No space left|disk is full", message) and "\n" not in message)
         met += 1
         train(RECIPE, out / "run", resume=True, device="cpu", assemble=small.parts)
         assert outcome(out / "run") == unbroken, after
         shutil.rmtree(out)
     assert met > 10
-    record_counts(record_property, {"training, full disk": met})
+    record_property("faults", f"training, full disk: {met}")
 
 
 def test_a_flipped_bit_in_any_checkpoint_file_is_detected(small, tmp_path, record_property, capfd):
@@ -107,34 +116,29 @@ def test_a_flipped_bit_in_any_checkpoint_file_is_detected(small, tmp_path, recor
         for place in sorted({0, len(data) // 2, len(data) - 1}):
             out = tmp_path / "again"
             shutil.copytree(broken, out)
-            changed = bytearray(data)
-            changed[place] ^= 4
-            (out / "checkpoints" / name).write_bytes(changed)
+            (out / "checkpoints" / name).write_bytes(flipped(data, place))
             train(recipe, out, resume=True, device="cpu", assemble=small.parts)
             assert "step-00000003: damaged" in " ".join(capfd.readouterr().err.split()), name
             assert outcome(out) == unbroken, name
             shutil.rmtree(out)
             flips += 1
     assert flips >= 12
-    record_counts(record_property, {"checkpoint, flipped bit": flips})
+    record_property("faults", f"checkpoint, flipped bit: {flips}")
 
 
-def test_written_captions_survive_any_kill_or_power_cut(tmp_path, record_property):
+def test_written_captions_survive_any_kill_or_power_cut(tmp_path, after_each_fault):
     written = {f"{number}": f"a picture called {number}" for number in range(4)}
     (tmp_path / "first").mkdir()
     with recorded(tmp_path / "first") as disk:
         for id, text in written.items():
             CaptionFile(tmp_path / "first" / "deep" / "captions.jsonl").write({id: text})
             disk.mark()
-    counts: Counter[str] = Counter()
-    for number, (fault, tree, done) in enumerate(disk.states.values()):
-        path = write_tree(tree, tmp_path / f"{number}") / "deep" / "captions.jsonl"
-        assert len(CaptionFile(path).captions) >= done, (fault, done, tree)
+    for fault, folder, done in after_each_fault(disk, "captions"):
+        path = folder / "deep" / "captions.jsonl"
+        assert len(CaptionFile(path).captions) >= done, fault
         CaptionFile(path).write({id: text for id, text in written.items() if id not in CaptionFile(path).captions})
         assert CaptionFile(path).captions == written
-        assert path.read_text().record_counts("\n") == len(written)
-        counts[fault] += 1
-    record_counts(record_property, {f"captions, {fault}": number for fault, number in counts.items()})
+        assert path.read_text().count("\n") == len(written)
 
 
 # --- evaluations and studies ------------------------------------------------------------------------------------------
@@ -165,24 +169,17 @@ def study(small, monkeypatch):
     return lambda out: list(runs.run(jobs, out, workers=1).rows())
 
 
-def test_an_interrupted_study_continues_to_the_same_results(study, tmp_path, record_property, unchecked):
+def test_an_interrupted_study_continues_to_the_same_results(study, tmp_path, after_each_fault, unchecked):
     (tmp_path / "first").mkdir()
     with recorded(tmp_path / "first") as disk:
         unbroken = study(tmp_path / "first" / "out")
     assert len(unbroken) == 4
-    counts: Counter[str] = Counter()
-    for number, (fault, tree, _) in enumerate(disk.states.values()):
-        if fault in ("kill", "power cut"):
-            place = write_tree(tree, tmp_path / f"{number}")
-            assert study(place / "out") == unbroken, (fault, sorted(tree))
-            shutil.rmtree(place)
-            counts[fault] += 1
-    assert counts["kill"] > 15
-    record_counts(record_property, {f"study, {fault}": number for fault, number in counts.items()})
+    for fault, folder, _ in after_each_fault(disk, "study", ("kill", "power cut"), kill=16):
+        assert study(folder / "out") == unbroken, fault
 
 
 def test_features_and_results_are_complete_or_absent_and_flipped_bits_are_detected(
-    tmp_path, record_property, unchecked
+    tmp_path, after_each_fault, record_property, unchecked
 ):
     encoder, source = SimpleNamespace(fingerprint="e"), open_source("latents:captions")
     images = np.random.default_rng(0).standard_normal((4, 3), dtype=np.float32)
@@ -194,26 +191,20 @@ def test_features_and_results_are_complete_or_absent_and_flipped_bits_are_detect
         disk.mark()
         result.save(tmp_path / "first" / "results")
         disk.mark()
-    counts: Counter[str] = Counter()
-    for number, (fault, tree, done) in enumerate(disk.states.values()):
-        place = write_tree(tree, tmp_path / f"{number}")
-        found = FeatureCache(place / "cache").load(encoder, source)
+    for fault, folder, done in after_each_fault(disk, "evaluation"):
+        found = FeatureCache(folder / "cache").load(encoder, source)
         assert (found is None and not done) or np.array_equal(found.images, images), fault
-        files = list((place / "results").glob("*.json"))
+        files = list((folder / "results").glob("*.json"))
         assert len(files) == 1 if done == 2 else len(files) <= 1, fault
         assert all(load_result(file).rows[0]["value"] == 1.5 for file in files)
-        counts[fault] += 1
     cache = FeatureCache(tmp_path / "first" / "cache")
     path = cache.path(encoder, source)
     data = path.read_bytes()
     for place in range(0, len(data), 7):
-        changed = bytearray(data)
-        changed[place] ^= 1
-        path.write_bytes(changed)
+        path.write_bytes(flipped(data, place))
         found = cache.load(encoder, source)
         assert found is None or (np.array_equal(found.images, images) and np.array_equal(found.labels, kept.labels))
-        counts["flipped bit"] += 1
-    record_counts(record_property, {f"evaluation, {fault}": number for fault, number in counts.items()})
+    record_property("faults", f"evaluation, flipped bit: {len(range(0, len(data), 7))}")
 
 
 # --- the simulated faults find planted bugs ---------------------------------------------------------------------------

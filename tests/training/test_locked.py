@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Sample, Source
@@ -27,6 +26,7 @@ from recollect.training.loop import train
 from recollect.training.options import Data, Model
 from recollect.training.recipes import RECIPES
 from recollect.training.step import Inputs, train_step
+from run_files import weights
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +48,6 @@ def pairs(tmp_path) -> Path:
     return folder / "pairs.jsonl"
 
 
-@pytest.fixture
-def checkpoint(tmp_path) -> Path:
-    """Small SigLIP checkpoint."""
-    return build_model("tiny", texts=["noise number many colors a picture called"]).save(tmp_path / "checkpoint")
-
-
 def pictures(source):
     return [source[index].image for index in range(len(source))]
 
@@ -63,8 +57,8 @@ def recipe_for(start, pairs, **model):
     return replace(recipe, model=Model(str(start), **model), data=Data(captions=(str(pairs),)))
 
 
-def test_features_match_the_tower_and_the_head_turns_them_into_embeddings(pairs, checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+def test_features_match_the_tower_and_the_head_turns_them_into_embeddings(pairs, start):
+    encoder, source = load_model(start, "cpu"), open_source(str(pairs))
     kept = lock_source(encoder, source)
     torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images(pictures(source)))
     raw = LockedTowers(encoder.eval()).encode_images(kept.features[:, 0])
@@ -75,8 +69,8 @@ def test_features_match_the_tower_and_the_head_turns_them_into_embeddings(pairs,
     assert len(kept) == 30
 
 
-def test_a_step_on_features_gives_the_gradients_of_a_step_on_pixels(pairs, checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+def test_a_step_on_features_gives_the_gradients_of_a_step_on_pixels(pairs, start):
+    encoder, source = load_model(start, "cpu"), open_source(str(pairs))
     kept = lock_source(encoder, source)
     encoder.lock("image")
     tokens = encoder.tokenize([source.texts(index)[0] for index in range(30)])
@@ -96,9 +90,9 @@ def test_a_step_on_features_gives_the_gradients_of_a_step_on_pixels(pairs, check
 
 
 @pytest.mark.parametrize("parts", ["image", "both"])
-def test_a_locked_checkpoint_is_saved_complete_with_only_its_heads_changed(parts, pairs, checkpoint, tmp_path):
-    folder = train(recipe_for(checkpoint, pairs, locked=parts), tmp_path / "run", device="cpu")
-    before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
+def test_a_locked_checkpoint_is_saved_complete_with_only_its_heads_changed(parts, pairs, start, tmp_path):
+    folder = train(recipe_for(start, pairs, locked=parts), tmp_path / "run", device="cpu")
+    before, after = (weights(each) for each in (start, folder))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name for name in moved if name.startswith("vision_model.")} == {
         name for name in before if name.startswith(("vision_model.head.mlp", "vision_model.head.layernorm"))
@@ -113,16 +107,16 @@ def test_a_locked_checkpoint_is_saved_complete_with_only_its_heads_changed(parts
     )
 
 
-def test_an_image_tower_that_is_frozen_and_locked_does_not_learn(pairs, checkpoint, tmp_path):
+def test_an_image_tower_that_is_frozen_and_locked_does_not_learn(pairs, start, tmp_path):
     """This is LiT."""
-    folder = train(recipe_for(checkpoint, pairs, locked="image", freeze="image"), tmp_path / "run", device="cpu")
-    before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
+    folder = train(recipe_for(start, pairs, locked="image", freeze="image"), tmp_path / "run", device="cpu")
+    before, after = (weights(each) for each in (start, folder))
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("vision_model."))
     assert any(not torch.equal(before[name], after[name]) for name in before if name.startswith("text_model."))
 
 
-def test_a_second_run_uses_cached_features(pairs, checkpoint, tmp_path, monkeypatch):
-    recipe = recipe_for(checkpoint, pairs, locked="both")
+def test_a_second_run_uses_cached_features(pairs, start, tmp_path, monkeypatch):
+    recipe = recipe_for(start, pairs, locked="both")
     train(recipe, tmp_path / "one", device="cpu")
 
     def embed(*_):
@@ -134,8 +128,8 @@ def test_a_second_run_uses_cached_features(pairs, checkpoint, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "foreign"])
-def test_a_damaged_feature_file_is_recreated(damage, pairs, checkpoint, tmp_path):
-    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+def test_a_damaged_feature_file_is_recreated(damage, pairs, start, tmp_path):
+    encoder, source = load_model(start, "cpu"), open_source(str(pairs))
     made = lock_source(encoder, source).features.clone()
     (file,) = (tmp_path / "cache" / "features").iterdir()
     whole = file.read_bytes()
@@ -147,8 +141,8 @@ def test_a_damaged_feature_file_is_recreated(damage, pairs, checkpoint, tmp_path
     assert file.read_bytes() == whole
 
 
-def test_features_are_cached_by_stem_and_transform(pairs, checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+def test_features_are_cached_by_stem_and_transform(pairs, start):
+    encoder, source = load_model(start, "cpu"), open_source(str(pairs))
     first = lock_source(encoder, source)
     with torch.no_grad():
         next(encoder.head_parameters("image")).add_(1.0)
@@ -157,8 +151,8 @@ def test_features_are_cached_by_stem_and_transform(pairs, checkpoint):
     assert lock_source(encoder, source).fingerprint != first.fingerprint
 
 
-def test_views_are_the_picture_and_random_crops(pairs, checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+def test_views_are_the_picture_and_random_crops(pairs, start):
+    encoder, source = load_model(start, "cpu"), open_source(str(pairs))
     one, three = lock_source(encoder, source), lock_source(encoder, source, views=3)
     torch.testing.assert_close(three.features[:, 0], one.features[:, 0])
     assert not torch.isclose(three.features[:, 1], three.features[:, 0]).all(1).any()
@@ -173,8 +167,8 @@ def test_views_are_the_picture_and_random_crops(pairs, checkpoint):
     assert which == {0, 1, 2}
 
 
-def test_all_captions_of_a_sample_are_drawn(pairs, checkpoint):
-    kept = lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
+def test_all_captions_of_a_sample_are_drawn(pairs, start):
+    kept = lock_source(load_model(start, "cpu"), open_source(str(pairs)))
     drawn = {kept.batch(np.array([7]), seed)[1][0] for seed in range(20)}
     assert drawn == set(kept.texts(7))
     rows = np.array([5, 2, 9])
@@ -185,9 +179,9 @@ def test_all_captions_of_a_sample_are_drawn(pairs, checkpoint):
     assert kept.batch(rows[1:2], 3)[1] == texts[1:2], "a row's caption must not depend on its batch"
 
 
-def test_unreadable_pictures_are_skipped(pairs, checkpoint, capsys):
+def test_unreadable_pictures_are_skipped(pairs, start, capsys):
     (pairs.parent / "11.png").write_bytes(b"no picture")
-    source, encoder = open_source(str(pairs)), load_model(checkpoint, "cpu")
+    source, encoder = open_source(str(pairs)), load_model(start, "cpu")
     kept = lock_source(encoder, source, broken_share=0.5)
     assert len(kept) == 29
     assert 11 not in kept.indices
@@ -210,28 +204,28 @@ class MissingCaption(Source):
         return Sample(picture, () if index == 1 else (f"number {index}",), NO_LABEL, self.name, self.kind, str(index))
 
 
-def test_pictures_without_a_caption_are_skipped(checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), MissingCaption()
+def test_pictures_without_a_caption_are_skipped(start):
+    encoder, source = load_model(start, "cpu"), MissingCaption()
     kept = lock_source(encoder, source)
     assert kept.indices.tolist() == [0, 2]
     torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images([source[0].image, source[2].image]))
 
 
-def test_class_synonyms_are_used_even_if_the_first_class_has_none(pairs, checkpoint, tmp_path):
+def test_class_synonyms_are_used_even_if_the_first_class_has_none(pairs, start, tmp_path):
     lines = [json.dumps({"path": f"{n}.png", "label": "cat" if n < 9 else "dog", "others": ["hound"] if n > 8 else []})
              for n in range(18)]  # fmt: skip
     (pairs.parent / "classes.jsonl").write_text("\n".join(lines))
     columns = Columns(label="label", synonyms="others")
     source = open_source(str(pairs.parent / "classes.jsonl"), kind="label", columns=columns)
-    kept = lock_source(load_model(checkpoint, "cpu"), source)
+    kept = lock_source(load_model(start, "cpu"), source)
     stream = BatchStream(DataMix((kept,)), 18, None)
     texts = stream.batch(0).texts
     assert [sum(name in text for text in texts) for name in ("cat", "hound")] == [9, 9]
     assert set(texts) <= set(possible_texts(kept))
 
 
-def test_cached_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):
-    encoder = load_model(checkpoint, "cpu")
+def test_cached_texts_are_embedded_with_the_prefix_of_their_kind(pairs, start):
+    encoder = load_model(start, "cpu")
     encoder.add_prefixes(("caption", "label"))
     kept = lock_source(encoder, open_source(str(pairs)))
     captions = ("a picture called 3", "noise number 4 in many colors")
@@ -240,8 +234,8 @@ def test_cached_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoi
     assert not torch.allclose(found, encoder.pooled_texts(captions, "label"), atol=1e-4)
 
 
-def test_possible_texts_include_every_template_of_every_class(checkpoint):
-    encoder, source = load_model(checkpoint, "cpu"), open_source("glyphs:labels")
+def test_possible_texts_include_every_template_of_every_class(start):
+    encoder, source = load_model(start, "cpu"), open_source("glyphs:labels")
     small = locked.LockedSource(source, np.arange(50), torch.zeros(50, 1, 4), "none")
     texts = set(possible_texts(small))
     assert len(texts) == 80 * len(set(source.class_names))
@@ -250,7 +244,7 @@ def test_possible_texts_include_every_template_of_every_class(checkpoint):
     assert encoder.pooled_texts(sorted(texts)[:2]).shape == (2, 64)
 
 
-def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch, checkpoint):
+def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch, start):
     monkeypatch.setattr(locked, "MADE_ROWS", 40)
     kept = lock_source(build_model("glyph-random", texts=["a"]), open_source("glyphs:captions"))
     assert len(kept) == 40
@@ -258,10 +252,10 @@ def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch, checkpoint):
     assert kept.batch(np.array([3, 39]), 0)[1] == [kept.texts(3)[0], kept.texts(39)[0]]
 
 
-def test_a_full_feature_cache_gives_an_error_with_its_size_and_setting(pairs, checkpoint, monkeypatch):
+def test_a_full_feature_cache_gives_an_error_with_its_size_and_setting(pairs, start, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(feature_store, "save_file", full)
     with pytest.raises(UserError, match=r"MiB of features .* RECOLLECT_CACHE"):
-        lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
+        lock_source(load_model(start, "cpu"), open_source(str(pairs)))

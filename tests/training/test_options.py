@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.core.types import Batch
@@ -28,26 +27,9 @@ from recollect.training.options import Data, Model, Recipe
 from recollect.training.precision import LossScale, tensor_cores
 from recollect.training.recipes import RECIPES
 from recollect.training.step import CompiledForward, StepOptions, train_step
+from run_files import metrics, weights
 
 RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=1, checkpoint_every=2)
-
-
-@pytest.fixture
-def pairs(noise):
-    return noise
-
-
-@pytest.fixture
-def start(tiny):
-    return tiny
-
-
-def metrics(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(model):
-    return load_file(model / "model.safetensors")
 
 
 def post_training(start, pairs, **changes):
@@ -59,7 +41,7 @@ def post_training(start, pairs, **changes):
 
 
 @pytest.fixture(scope="module")
-def adapted_run(tiny, noise, tmp_path_factory):
+def adapted_run(start, pairs, tmp_path_factory):
     out = tmp_path_factory.mktemp("adapted") / "run"
     seen = []
 
@@ -67,7 +49,7 @@ def adapted_run(tiny, noise, tmp_path_factory):
         seen.append({name: value.clone() for name, value in model.encoder.named_parameters()})
         return {}
 
-    train(post_training(tiny, noise), out, device="cpu", hooks=[Hook(2, measure)])
+    train(post_training(start, pairs), out, device="cpu", hooks=[Hook(2, measure)])
     return out, seen
 
 

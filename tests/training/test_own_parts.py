@@ -25,6 +25,7 @@ from recollect_papers import cli as papers
 from recollect_papers.engine import Column, Row, TableForm, TableStudy
 from recollect_papers.measurements import Measurements
 from recollect_papers.studies import STUDIES, Study
+from run_files import metrics
 
 RECIPE = Recipe(model=Model("glyph-random"), steps=3, batch_size=6, log_every=1, checkpoint_every=2)
 
@@ -66,15 +67,11 @@ class Distances(Objective):
         return loss, {"loss": shard.total(loss.detach())}
 
 
-def lines(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_on_python_objects_resumes_only_with_the_same_objects(tmp_path):
     own = SampleList.of_pictures("own", 12)
     model = train(RECIPE, tmp_path / "run", sources=[own], objective=Distances(), device="cpu")
     assert load_model(model, "cpu").embed_texts(["a", "b"]).shape[0] == 2
-    written = lines(tmp_path / "run")
+    written = metrics(tmp_path / "run")
     assert [line["seen"] for line in written][-1] == {"own": 18}
     assert written[-1]["loss"] < written[0]["loss"]
 
@@ -82,7 +79,7 @@ def test_a_run_on_python_objects_resumes_only_with_the_same_objects(tmp_path):
     with pytest.raises(UserError, match="data"):
         train(longer, tmp_path / "run", resume=True, sources=[SampleList.of_pictures("own", 12, seed=1)], device="cpu")
     train(longer, tmp_path / "run", resume=True, sources=[own], objective=Distances(), device="cpu")
-    assert lines(tmp_path / "run")[-1]["seen"] == {"own": 30}
+    assert metrics(tmp_path / "run")[-1]["seen"] == {"own": 30}
 
 
 def test_a_saved_recipe_with_python_sources_fails_clearly_without_them(tmp_path):

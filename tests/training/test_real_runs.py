@@ -30,6 +30,7 @@ from recollect.training.options import Context, Data, Model, ObjectiveOptions
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
 from recollect_papers.lixp.ablations import AblatedContext, ContextOptions
+from run_files import files, metrics, weights
 
 RUNS = {
     # --data is added below.
@@ -54,28 +55,15 @@ def recollect(*words) -> int:
     return cli.main([str(word) for word in words])
 
 
-@pytest.fixture
-def pairs(noise) -> Path:
-    return noise
-
-
-def lines(out: Path) -> list[dict]:
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "examples_per_second"} for line in found]
-
-
 def wait_for_lines(out: Path, count: int) -> None:
     while not ((out / "metrics.jsonl").exists() and len((out / "metrics.jsonl").read_text().splitlines()) >= count):
         time.sleep(0.001)
 
 
-def files(folder: Path) -> dict[str, Any]:
+def model_files(folder: Path) -> dict[str, Any]:
     """Return the contents of a model's files, except ``LOAD_RECORDS`` and checksums."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-    record = json.loads(found.pop(RECORD))
-    for name in (*LOAD_RECORDS, CHECKSUMS):
-        found.pop(name, None)
-    return found | {RECORD: record}
+    found = {name: data for name, data in files(folder).items() if name not in (*LOAD_RECORDS, CHECKSUMS)}
+    return found | {RECORD: json.loads(found[RECORD])}
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -95,12 +83,12 @@ def test_a_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, 
             recollect(*words, "--out", broken, *again)
 
         assert in_child(work) == -signal.SIGKILL
-        assert len(lines(broken)) >= written
+        assert len(metrics(broken)) >= written
     assert checkpoints.latest(broken / "checkpoints"), "the last resume must start from a checkpoint"
     assert not (broken / "model").exists()
     assert in_child(lambda: recollect(*words, "--out", broken, "--resume")) == 0
-    assert files(broken / "model") == files(whole / "model")
-    assert lines(broken) == lines(whole)
+    assert model_files(broken / "model") == model_files(whole / "model")
+    assert metrics(broken) == metrics(whole)
 
 
 def test_a_model_is_saved_with_its_trained_temperature(tmp_path):
@@ -218,7 +206,7 @@ def test_files_with_the_same_name_are_distinguished_by_their_folders(pairs, tmp_
     recipe = replace(RECIPES["siglip-tiny"](), steps=1, batch_size=6, data=Data(captions=tuple(specs)))
     train(recipe, tmp_path / "run", device="cpu")
     names = [f"{Path(tmp_path, folder).relative_to(tmp_path)}/pairs" for folder in ("one/set", "two/set")]
-    assert list(lines(tmp_path / "run")[-1]["seen"]) == [*names, f"{tmp_path.name}/three/pairs"]
+    assert list(metrics(tmp_path / "run")[-1]["seen"]) == [*names, f"{tmp_path.name}/three/pairs"]
     for twice in ((specs[0], specs[0]), (specs[0], f"{tmp_path}/one/../one/set/pairs.csv")):
         with pytest.raises(UserError, match="pairs"):
             train(replace(recipe, data=Data(captions=twice)), tmp_path / "twice", device="cpu")
@@ -230,11 +218,11 @@ def test_a_preset_learns_from_pictures(pairs, tmp_path):
     recipe = replace(recipe, data=Data(sources=(str(pairs),)), optimizer=replace(recipe.optimizer, warmup=0.0))
     untrained = train(replace(recipe, steps=1, optimizer=replace(recipe.optimizer, learning_rate=0.0)), tmp_path / "0")
     trained = train(recipe, tmp_path / "1")
-    before, after = (load_file(model / "model.safetensors") for model in (untrained, trained))
+    before, after = (weights(model) for model in (untrained, trained))
     still = {name for name in before if torch.equal(before[name], after[name])}
     # A key bias adds a constant to all logits of a query, which does not affect the softmax.
     assert {name for name in still if not name.endswith("k_proj.bias")} == set()
-    assert lines(tmp_path / "1")[-1]["loss"] < lines(tmp_path / "1")[0]["loss"]
+    assert metrics(tmp_path / "1")[-1]["loss"] < metrics(tmp_path / "1")[0]["loss"]
 
 
 def test_a_full_disk_gives_a_one_line_error_and_the_run_can_be_resumed(in_child, tmp_path, capfd):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.training import checkpoints
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Recipe
 from recollect.training.ranks import check_agreement
+from run_files import files, metrics, weights
 
 RECIPE = Recipe(
     data=Data(sources=("stand-in",)),
@@ -33,30 +33,18 @@ RECIPE = Recipe(
 )
 
 
-def lines(out: Path) -> list[dict]:
-    """Return the metrics without timings."""
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for line in found:
-        assert line.pop("examples_per_second") > 0
-    return found
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 @pytest.fixture(scope="module")
 def unbroken(small, tmp_path_factory):
     """Model files, metrics and checkpoints of an uninterrupted run."""
     out = tmp_path_factory.mktemp("unbroken") / "run"
     train(RECIPE, out, device="cpu", assemble=small.parts)
-    return files(out / "model"), lines(out), files(out / "checkpoints")
+    return files(out / "model"), metrics(out), files(out / "checkpoints")
 
 
 def assert_same_run(out: Path, unbroken) -> None:
-    model, metrics, saved = unbroken
+    model, logged, saved = unbroken
     assert files(out / "model") == model
-    assert lines(out) == metrics
+    assert metrics(out) == logged
     assert files(out / "checkpoints") == saved
     assert not [path.name for path in out.rglob(".*")], "unfinished files left behind"
 
@@ -84,7 +72,7 @@ def test_a_run_killed_repeatedly_at_random_times_resumes_to_the_same_bits(small,
             break
     train(recipe, broken, resume=True, device="cpu", assemble=small.parts)
     assert kills >= 2
-    assert_same_run(broken, (files(whole / "model"), lines(whole), files(whole / "checkpoints")))
+    assert_same_run(broken, (files(whole / "model"), metrics(whole), files(whole / "checkpoints")))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -107,15 +95,15 @@ def test_a_signal_saves_a_checkpoint_and_exits_with_its_usual_status(
     assert "stopped after step 5 of 7" in capfd.readouterr().err
     assert checkpoints.latest(tmp_path / "run" / "checkpoints").name == "step-00000005"
     train(RECIPE, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
-    model, metrics, _ = unbroken
+    model, logged, _ = unbroken
     assert files(tmp_path / "run" / "model") == model
-    assert lines(tmp_path / "run") == metrics
+    assert metrics(tmp_path / "run") == logged
 
 
 def test_only_the_last_checkpoints_are_kept(unbroken):
-    _, metrics, saved = unbroken
+    _, logged, saved = unbroken
     assert {name.split("/")[0] for name in saved} == {"step-00000006", "step-00000007"}
-    assert [line["step"] for line in metrics] == [1, 2, 4, 6, 7]
+    assert [line["step"] for line in logged] == [1, 2, 4, 6, 7]
 
 
 def test_a_nan_loss_stops_the_run_before_it_reaches_the_weights(small, tmp_path):
@@ -126,9 +114,9 @@ def test_a_nan_loss_stops_the_run_before_it_reaches_the_weights(small, tmp_path)
     out = tmp_path / "run"
     with pytest.raises(UserError, match=r"step 5 has loss nan.*Last good checkpoint: .*step-00000004"):
         train(RECIPE, out, device="cpu", assemble=parts)
-    assert [line["step"] for line in lines(out)] == [1, 2, 4]
-    weights = load_file(out / "checkpoints" / "step-00000004" / "model" / "model.safetensors")
-    assert all(weight.isfinite().all() for weight in weights.values())
+    assert [line["step"] for line in metrics(out)] == [1, 2, 4]
+    saved = weights(out / "checkpoints" / "step-00000004" / "model")
+    assert all(weight.isfinite().all() for weight in saved.values())
 
 
 def test_an_existing_run_is_not_restarted(small, tmp_path):
@@ -217,7 +205,7 @@ def test_damaged_metrics_lines_are_reported_and_skipped(small, unbroken, tmp_pat
     (out / "metrics.jsonl").write_bytes(b"\n".join([first, *wrong, second, second[:20]]))
     train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
     assert "6 damaged lines" in " ".join(capfd.readouterr().err.split())
-    assert [line["step"] for line in lines(out)] == [1, 2, 6, 7]
+    assert [line["step"] for line in metrics(out)] == [1, 2, 6, 7]
     assert files(out / "model") == unbroken[0]
 
 
@@ -243,7 +231,7 @@ def test_options_that_do_not_affect_the_model_may_change_on_resume(small, unbrok
     printed = capfd.readouterr().err
     assert "chunk None (was 3)" in printed
     assert "log-every 1 (was 2)" in printed
-    assert [line["step"] for line in lines(out)] == [1, 2, 4, 5, 6, 7]
+    assert [line["step"] for line in metrics(out)] == [1, 2, 4, 5, 6, 7]
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000007"]
     assert json.loads((out / "recipe.json").read_text())["workers"] == 1
     train(other, out, resume=True, device="cpu", assemble=small.parts)
@@ -255,7 +243,7 @@ def test_a_finished_run_can_be_extended_but_not_shortened(small, unbroken, tmp_p
     longer = replace(RECIPE, steps=10)
     train(longer, out, resume=True, device="cpu", assemble=small.parts)
     assert "learning rate" in " ".join(capfd.readouterr().err.split())
-    assert [line["step"] for line in lines(out)] == [1, 2, 4, 6, 7, 8, 10]
+    assert [line["step"] for line in metrics(out)] == [1, 2, 4, 6, 7, 8, 10]
     assert files(out / "model") != unbroken[0]
     model = files(out / "model")
     assert "10 steps of" in model.pop("README.md").decode()
@@ -304,14 +292,14 @@ def test_two_processes_train_like_one_and_only_one_writes(small, in_processes, t
 
     train(RECIPE, tmp_path / "one", device="cpu", assemble=parts)
     in_processes(lambda rank: train(RECIPE, tmp_path / "two", device="cpu", assemble=parts), 2)
-    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     for a, b in zip(one, two, strict=True):
         assert a["seen"] == b["seen"]
         assert {k: v for k, v in a.items() if k != "seen"} == pytest.approx(
             {k: v for k, v in b.items() if k != "seen"}, rel=1e-4
         )
-    first = load_file(tmp_path / "one" / "model" / "model.safetensors")
-    for name, weight in load_file(tmp_path / "two" / "model" / "model.safetensors").items():
+    first = weights(tmp_path / "one" / "model")
+    for name, weight in weights(tmp_path / "two" / "model").items():
         assert (weight - first[name]).abs().max() < 1e-5
 
 
@@ -340,8 +328,8 @@ def test_a_checkpoint_resumes_on_another_number_of_processes(small, in_processes
     in_processes(stopped_together, before)
     assert checkpoints.latest(tmp_path / "run" / "checkpoints").name == "step-00000004"
     in_processes(lambda rank: train(RECIPE, tmp_path / "run", device="cpu", assemble=parts, resume=True), after)
-    whole = load_file(tmp_path / "whole" / "model" / "model.safetensors")
-    for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
+    whole = weights(tmp_path / "whole" / "model")
+    for name, weight in weights(tmp_path / "run" / "model").items():
         assert (weight - whole[name]).abs().max() < 1e-5
 
 

@@ -17,6 +17,7 @@ from recollect.training.options import Context, Data, Model, ObjectiveOptions, R
 from recollect.training.ranks import ranks
 from recollect.training.sharded import clip_gradients, shard_weights, whole, whole_weights
 from recollect.training.step import Inputs, StepOptions, train_step
+from run_files import weights
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 splits = pytest.mark.skipif(TORCH < (2, 13), reason="needs torch 2.13")
@@ -111,7 +112,7 @@ def test_a_sharded_run_matches_a_whole_one_and_resumes(recipe, in_processes, tmp
     kept = (out / "checkpoints" / "step-00000002" / "training.safetensors" for out in (split, whole_run))
     close(*map(load_file, kept))
     together(split, 4, split=True, resume=True)
-    close(*(load_file(out / "model" / "model.safetensors") for out in (split, whole_run)))
+    close(*(weights(out / "model") for out in (split, whole_run)))
     lines = [json.loads(line) for line in (split / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "evaluation" in line] == [2, 4]
 

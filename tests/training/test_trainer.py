@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from recollect import cli
 from recollect.cli.train import Train
@@ -20,17 +19,9 @@ from recollect.training.loop import Hook, train
 from recollect.training.optimizer import Averages
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.run_folder import as_json
+from run_files import metrics, weights
 
 RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=3, checkpoint_every=3)
-
-
-def metrics(out):
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "examples_per_second"} for line in found]
-
-
-def weights(folder):
-    return load_file(folder / "model.safetensors")
 
 
 # --- weight averages ----------------------------------------------------------------------------------------------
