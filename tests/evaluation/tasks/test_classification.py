@@ -11,13 +11,13 @@ from recollect.evaluation.tasks.retrieval import retrieval_task
 
 @pytest.fixture
 def animals(make):
-    """Three classes, ten images each in train and four in test, and a class that only training has."""
+    """Three classes with ten training and four test images each, and a class without test images."""
     names = ["cat", "dog", "owl"] * 14 + ["eel"] * 3
     split = ["train"] * 30 + ["test"] * 12 + ["train"] * 3
     return str(make.parquet({"label": names, "split": split}, "animals.parquet"))
 
 
-def test_support_and_query_number_their_classes_alike(animals):
+def test_support_and_query_share_their_class_numbers(animals):
     task = classification_task(animals)
     assert task.name == "animals"
     assert task.class_names == ("cat", "dog", "eel", "owl")
@@ -29,7 +29,7 @@ def test_support_and_query_number_their_classes_alike(animals):
     assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
 
 
-def test_a_validation_split_serves_where_there_is_no_test_split(make):
+def test_the_validation_split_replaces_a_missing_test_split(make):
     path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["val"] * 4}))
     assert len(classification_task(path).query) == 4
     path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["more"] * 4}))
@@ -42,7 +42,7 @@ def test_a_validation_split_serves_where_there_is_no_test_split(make):
     ("split", "support", "query"),
     [("val", 30, 12), ("val[:6]", 30, 6), ("train", 15, 15), ("train[:12]", 6, 6), ("all", 21, 21)],
 )
-def test_the_split_of_an_address_is_tested_and_divided_where_no_training_split_is_beside_it(
+def test_the_split_in_an_address_is_the_query_and_is_divided_if_it_overlaps_the_training_split(
     make, split, support, query
 ):
     path = make.parquet({"label": ["a", "b", "c"] * 14, "split": ["train"] * 30 + ["val"] * 12})
@@ -51,24 +51,24 @@ def test_the_split_of_an_address_is_tested_and_divided_where_no_training_split_i
     alone = classification_task(f"{path}?split={split}", division=Division(support=None))
     assert (len(alone.support), len(alone.query)) == (0, query if support == 30 else support + query)
     assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
-    told = classification_task(f"{path}?split={split}", division=Division(query="val[:3]"))
-    assert (len(told.support), len(told.query)) == (30, 3)
+    given = classification_task(f"{path}?split={split}", division=Division(query="val[:3]"))
+    assert (len(given.support), len(given.query)) == (30, 3)
 
 
 @pytest.mark.parametrize(
-    ("support", "query", "shared"),
-    [("train", "train", 33), ("all", None, 12), ("train[:20]", "train[10:]", 10), ("train+test", "test[:5]", 5)],
+    ("support", "query"),
+    [("train", "train"), ("all", None), ("train[:20]", "train[10:]"), ("train+test", "test[:5]")],
 )
-def test_no_tested_image_is_an_example_too(animals, support, query, shared):
+def test_overlapping_support_and_query_splits_are_rejected(animals, support, query):
     with pytest.raises(UserError):
         classification_task(animals, division=Division(support, query))
-    apart = classification_task(animals, division=Division("train[:20]", "train[20:30]"))
-    assert (len(apart.support), len(apart.query)) == (20, 10)
+    disjoint = classification_task(animals, division=Division("train[:20]", "train[20:30]"))
+    assert (len(disjoint.support), len(disjoint.query)) == (20, 10)
 
 
-def test_one_split_can_be_divided_class_by_class(make):
-    words = [f"letter {i // 8}" for i in range(48)]
-    path = str(make.parquet({"label": words, "split": ["train"] * 24 + ["test"] * 24}))
+def test_one_split_can_be_divided_per_class(make):
+    names = [f"letter {i // 8}" for i in range(48)]
+    path = str(make.parquet({"label": names, "split": ["train"] * 24 + ["test"] * 24}))
     with pytest.raises(UserError, match="'letter 3'"):
         classification_task(path)
     with pytest.raises(UserError):
@@ -85,21 +85,21 @@ def test_one_split_can_be_divided_class_by_class(make):
     assert {sample.id for sample in other.query} != ids[1]
 
 
-def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make):
+def test_class_name_shift_keeps_classes_with_a_different_synonym(make):
     names = [["frog", "toad"], ["polar bear", "ice bear", "Ursus maritimus"], ["cat", "cats"], ["bus", "coach"]]
     rows = {"label": [0, 1, 2, 3] * 4, "split": (["train"] * 4 + ["test"] * 4) * 2}
     rows |= {"class_name": [names[i][0] for i in rows["label"]], "names": [names[i] for i in rows["label"]]}
     task = classification_task(str(make.parquet(rows)), columns=Columns(synonyms="names"))
-    usual, shifted = class_name_shift(task)
-    assert usual.class_names == ("frog", "polar bear", "bus")
+    original, shifted = class_name_shift(task)
+    assert original.class_names == ("frog", "polar bear", "bus")
     assert shifted.class_names == ("toad", "Ursus maritimus", "coach")
-    assert usual.query.labels.tolist() == [0, 1, 2] * 2
+    assert original.query.labels.tolist() == [0, 1, 2] * 2
     assert NO_LABEL not in [sample.label for sample in shifted.support]
     with pytest.raises(UserError):
         class_name_shift(classification_task(str(make.folder / "set.parquet")))
 
 
-def test_half_of_each_class_is_tested_where_there_are_no_splits_and_all_of_it_without_examples(make, capfd):
+def test_without_splits_half_of_each_class_is_the_query_or_all_of_it_without_support(make, capfd):
     path = str(make.parquet({"label": ["a", "b"] * 6}))
     task = classification_task(path)
     assert [np.bincount(part.labels).tolist() for part in (task.support, task.query)] == [[3, 3], [3, 3]]
@@ -130,7 +130,7 @@ def test_a_caption_matches_every_image_it_describes(make):
     assert len(task.images) == 4
 
 
-def test_several_sources_make_one_pool_and_share_their_captions(make, shade):
+def test_several_sources_form_one_pool_and_share_captions(make, shade):
     first = make.parquet({"caption": ["a dog", "a cat"], "domain": ["photo", "sketch"]}, "first.parquet")
     second = make.parquet({"caption": ["a cat", "a map"], "split": ["test", "train"]}, "second.parquet")
     task = retrieval_task([f"{first}?split=train", str(second)], name="pool")
