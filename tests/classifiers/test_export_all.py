@@ -25,8 +25,8 @@ WIDTH = 12
 
 
 def unit(rows, seed, width=WIDTH):
-    made = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
+    vectors = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_tower_index_fusion_and_classifier_export_as_one_graph(parts, encoder, t
 
 def test_the_command_passes_index_and_classifier_to_the_export(parts, tmp_path, capsys, monkeypatch):
     """The output is tested above."""
-    seen = []
-    monkeypatch.setattr("recollect.classifiers.export.export_all", lambda *given: seen.append(given) or given[1])
+    calls = []
+    monkeypatch.setattr("recollect.classifiers.export.export_all", lambda *args: calls.append(args) or args[1])
     reading = ["--index", str(parts / "index"), "--fusion", str(parts / "fusion"), "--k", "3"]
-    model, kept = str(parts / "model"), str(tmp_path / "kept")
-    assert main(["classify", "--support", str(parts / "examples"), "--model", model, "--save", kept, *reading]) == 0
-    assert main(["export", "--classifier", kept, "--out", str(tmp_path / "out"), *reading]) == 0
-    ((encoder, folder, taught),) = seen
+    model, saved = str(parts / "model"), str(tmp_path / "saved")
+    assert main(["classify", "--support", str(parts / "examples"), "--model", model, "--save", saved, *reading]) == 0
+    assert main(["export", "--classifier", saved, "--out", str(tmp_path / "out"), *reading]) == 0
+    ((encoder, folder, taught),) = calls
     assert isinstance(encoder, RetrievalEnhancedEncoder)
     assert folder == tmp_path / "out"
     assert taught.classes == ("bright", "dark")
@@ -130,7 +130,7 @@ def test_the_command_passes_index_and_classifier_to_the_export(parts, tmp_path, 
     assert "MODEL" in capsys.readouterr().err
     monkeypatch.setattr(FusionOptions, "model", model)
     assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 0
-    assert seen[1][0].fingerprint == encoder.fingerprint
+    assert calls[1][0].fingerprint == encoder.fingerprint
 
 
 def test_an_unsupported_export_fails_before_writing_anything(parts, encoder, tmp_path, monkeypatch):

@@ -37,12 +37,12 @@ def test_held_out_scores_match_refits(counts):
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
     plan = HoldOut.of(labels)
     np.testing.assert_array_equal(model.loo_rows_, np.flatnonzero(np.bincount(labels)[labels] > 1))
-    for place, row in enumerate(model.loo_rows_):
+    for position, row in enumerate(model.loo_rows_):
         absent = plan.absent(np.array([row]))[1]
         assert row in absent
         learn = np.setdiff1d(np.arange(len(labels)), absent)
         expected = refit(support, labels, texts, learn, support[row : row + 1])
-        np.testing.assert_allclose(model.loo_scores_[place], expected[0], rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(model.loo_scores_[position], expected[0], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("counts", [(6, 6, 6), (6, 1, 9), (3, 3, 3), (4, 2, 1)], ids=str)
@@ -56,8 +56,8 @@ def test_the_search_scores_like_refits_at_every_ridge(counts, exact):
         ridges, ridge_path(RidgeTargets(support, labels, texts), plan, 2.0, ridges, features), strict=True
     ):
         model = ProKeR(texts, bandwidth=2.0, ridge=ridge, text_weight=3.0).fit(support, labels)
-        found = ones + 3.0 * (support[plan.rows] @ texts.T - similarity)
-        np.testing.assert_allclose(found, model.loo_scores_, rtol=1e-4, atol=1e-4 if not exact else 1e-9)
+        scores = ones + 3.0 * (support[plan.rows] @ texts.T - similarity)
+        np.testing.assert_allclose(scores, model.loo_scores_, rtol=1e-4, atol=1e-4 if not exact else 1e-9)
 
 
 def test_no_setting_on_the_grid_is_more_accurate():
@@ -166,7 +166,7 @@ def test_conformal_p_values_match_refits_on_the_augmented_support():
     """Each query is added to the support with each label in turn."""
     support, labels, queries, _, texts = world((4, 3, 5), queries=4)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
-    found = model._exact_p(queries)
+    p_values = model._exact_p(queries)
     for number, query in enumerate(queries):
         for label in range(3):
             rows, own = np.concatenate([support, query[None]]), np.append(labels, label)
@@ -176,7 +176,7 @@ def test_conformal_p_values_match_refits_on_the_augmented_support():
                 learn = np.setdiff1d(np.arange(len(rows)), [row])
                 errors.append(1 - refit(rows, own, texts, learn, rows[row : row + 1])[0, label])
             worse = sum(error >= errors[-1] - 1e-12 for error in errors)
-            assert found[number, label] == pytest.approx(worse / len(members))
+            assert p_values[number, label] == pytest.approx(worse / len(members))
 
 
 def test_a_copy_of_an_example_ties_with_it():
@@ -191,17 +191,17 @@ def test_prediction_sets_reach_the_promised_coverage():
     """Over many supports, at most a fraction alpha of the sets lacks the true class."""
     missed = total = 0
     for seed in range(40):
-        support, labels, queries, asked, texts = world((9, 9, 9), queries=40, noise=1.5, seed=seed)
+        support, labels, queries, query_labels, texts = world((9, 9, 9), queries=40, noise=1.5, seed=seed)
         model = ProKeR(texts, bandwidth=2.0, ridge=0.5, text_weight=1.0).fit(support, labels)
-        kept = model.predict_set(queries, 0.2)[np.arange(40), asked]
-        missed, total = missed + int((~kept).sum()), total + 40
+        included = model.predict_set(queries, 0.2)[np.arange(40), query_labels]
+        missed, total = missed + int((~included).sum()), total + 40
     assert missed / total < 0.2 + 4 * np.sqrt(0.2 * 0.8 / total) + 0.02  # queries of one support are not independent
     assert missed / total > 0.08  # the sets do not contain every class
 
 
 def test_large_supports_use_landmarks(monkeypatch):
     """With all examples as landmarks the result is exact; with fewer it is close."""
-    support, labels, queries, asked, texts = world((12,) * 5, queries=80)
+    support, labels, queries, query_labels, texts = world((12,) * 5, queries=80)
     exact = ProKeR(texts, **SETTINGS).fit(support, labels)
     monkeypatch.setattr(proker, "EXACT_ROWS", 10)
     approximate = ProKeR(texts, **SETTINGS).fit(support, labels)
@@ -210,8 +210,8 @@ def test_large_supports_use_landmarks(monkeypatch):
     monkeypatch.setattr(proker, "LANDMARKS", 30)
     fewer = ProKeR(texts, **SETTINGS).fit(support, labels)
     assert fewer.coef_.shape[0] <= 30
-    assert (fewer.predict(queries) == asked).mean() > (exact.predict(queries) == asked).mean() - 0.1
-    grown = fewer.extend(queries[:1], asked[:1])
+    assert (fewer.predict(queries) == query_labels).mean() > (exact.predict(queries) == query_labels).mean() - 0.1
+    grown = fewer.extend(queries[:1], query_labels[:1])
     assert len(grown.labels_) == 61
     assert grown.predict_set(queries).shape == (80, 5)
 

@@ -114,9 +114,9 @@ def test_scores_equal_the_slow_reference(name, world):
     estimator, slow = CASES[name]
     if "text_features" in estimator.get_params():
         estimator.set_params(text_features=texts)
-    found = estimator.fit(support, labels).scores(queries)
+    scores = estimator.fit(support, labels).scores(queries)
     expected = np.array([slow(query, support, labels, texts) for query in queries])
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=2e-9)
+    np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=2e-9)
 
 
 def test_cross_validation_picks_the_best_pair_of_its_grid(world):

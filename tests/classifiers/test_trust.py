@@ -46,12 +46,12 @@ def test_every_example_but_the_only_one_of_a_class_is_held_out_once(counts, seed
         assert set(labels[learn]) == set(labels)
         chosen += choose.tolist()
     assert sorted(chosen) == plan.rows.tolist()
-    places, absent = plan.absent(plan.rows)
-    assert {(row, row) for row in plan.rows} <= set(zip(plan.rows[places], absent, strict=True))
+    positions, absent = plan.absent(plan.rows)
+    assert {(row, row) for row in plan.rows} <= set(zip(plan.rows[positions], absent, strict=True))
     sums = np.zeros((len(plan.rows), len(counts)))
-    for place, row in enumerate(plan.rows):
-        left = np.setdiff1d(np.arange(len(labels)), absent[places == place])
-        sums[place] = np.bincount(labels[left], minlength=len(counts))
+    for position, row in enumerate(plan.rows):
+        left = np.setdiff1d(np.arange(len(labels)), absent[positions == position])
+        sums[position] = np.bincount(labels[left], minlength=len(counts))
         assert row not in left
     np.testing.assert_allclose(plan.kept(plan.rows) * np.array(counts), sums)
     assert plan.one_by_one == (max(counts) > 4)
@@ -70,8 +70,8 @@ def test_the_temperature_maximizes_the_smoothed_likelihood(seed, scale):
 
     best = minimize_scalar(loss, bounds=(-15 - np.log(scale), 8 - np.log(scale)), method="bounded",
                            options={"xatol": 1e-9})  # fmt: skip
-    found = loss(-np.log(fit_temperature(logits, labels)))
-    assert found <= best.fun + 1e-5 * abs(best.fun)
+    fitted_loss = loss(-np.log(fit_temperature(logits, labels)))
+    assert fitted_loss <= best.fun + 1e-5 * abs(best.fun)
 
 
 def test_misleading_scores_get_nearly_flat_probabilities():
@@ -104,25 +104,25 @@ def test_a_set_contains_the_classes_whose_conformal_p_value_exceeds_alpha(seed):
     known, scores = generator.integers(5, size=12) / 4, generator.integers(5, size=(6, 4)) / 4
     for alpha in (0.1, 0.21, 0.34, 0.6, 1e-12, 1 - 1e-12):
         group = conformal_groups(np.bincount(labels, minlength=4), alpha)
-        kept = scores >= set_thresholds(known, labels, 4, alpha)
+        included = scores >= set_thresholds(known, labels, 4, alpha)
         for query in range(6):
             for label in range(4):
                 mine = known[group[labels] == group[label]]
                 p = (1 + (mine <= scores[query, label]).sum()) / (len(mine) + 1)
-                assert kept[query, label] == (p > alpha)
+                assert included[query, label] == (p > alpha)
 
 
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "ProKeR"])
 def test_sets_from_four_shots_rule_classes_out_and_reach_the_promised_coverage(name):
     """Four examples of one class cannot rule it out at alpha = 0.1, but examples pooled over classes can."""
-    held, sizes = [], []
+    coverage, sizes = [], []
     for seed in range(12):
         support, labels, queries, query_labels, texts = world((4,) * 8, width=24, queries=100, noise=0.9, seed=seed)
         model = with_texts(getattr(classifiers, name)(), texts)
-        kept = model.fit(support, labels).predict_set(queries, 0.1)
-        held.append(kept[np.arange(100), query_labels].mean())
-        sizes.append(kept.sum(axis=1).mean())
-    assert 0.85 < np.mean(held) < 0.99
+        included = model.fit(support, labels).predict_set(queries, 0.1)
+        coverage.append(included[np.arange(100), query_labels].mean())
+        sizes.append(included.sum(axis=1).mean())
+    assert 0.85 < np.mean(coverage) < 0.99
     assert np.mean(sizes) < 5
 
 
@@ -147,11 +147,11 @@ def test_held_out_scores_are_those_of_a_classifier_that_never_saw_the_row(model,
         pytest.skip("its memory holds the texts; with class means instead, it is evaluated on folds")
     model = with_texts(clone(model), texts if texts_given else None).fit(support, labels)
     plan = HoldOut.of(labels)
-    for place, row in enumerate(model.loo_rows_):
+    for position, row in enumerate(model.loo_rows_):
         learn = np.setdiff1d(np.arange(len(labels)), plan.absent(np.array([row]))[1])
         alone = clone(model).fit(support[learn], labels[learn])
         expected = alone.scores(support[row : row + 1])[0]
-        np.testing.assert_allclose(model.loo_scores_[place], expected, rtol=1e-7, atol=2e-9)
+        np.testing.assert_allclose(model.loo_scores_[position], expected, rtol=1e-7, atol=2e-9)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

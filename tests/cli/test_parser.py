@@ -59,7 +59,7 @@ class Command:
     """Files."""
     size: tuple[int, int] | None = None
     """Height and width."""
-    kept: Annotated[Path | None, Arg(name="with")] = None
+    folder: Annotated[Path | None, Arg(name="with")] = None
     """A folder."""
     flat: Annotated[Inner, Arg(flat=True)] = field(default_factory=Inner)
     deep: Annotated[Inner, Arg(rare=True)] = field(default_factory=Inner)
@@ -87,9 +87,9 @@ def parsed(*words, default=None):
         (("--images", "a", "b"), "images", (Path("a"), Path("b"))),
         (("--images", "a", "--images", "b"), "images", (Path("a"), Path("b"))),
         (("--size", "2", "3"), "size", (2, 3)),
-        (("--with", "x"), "kept", Path("x")),
-        (("--with=~/x",), "kept", Path.home() / "x"),
-        (("--with=x/~/y",), "kept", Path("x/~/y")),
+        (("--with", "x"), "folder", Path("x")),
+        (("--with=~/x",), "folder", Path.home() / "x"),
+        (("--with=x/~/y",), "folder", Path("x/~/y")),
         (("a red", "boat"), "words", ("a red", "boat")),
         (("--k", "3", "boat"), "words", ("boat",)),
         (("--rank", "3"), "flat", Inner(3)),

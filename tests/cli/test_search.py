@@ -61,20 +61,20 @@ def test_search_writes_json(recollect, index, tmp_path):
     """Combines a file of queries, one of them empty, with a filter and episodes."""
     (tmp_path / "queries.txt").write_text("large river\n\nqueen\n")
     words = [index.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--k", 4]
-    words += ["--where", "source = 'even'", "--adapt", "--out", tmp_path / "found.json"]
+    words += ["--where", "source = 'even'", "--adapt", "--out", tmp_path / "results.json"]
     words += ["--episode.k", 6, "--episode.rank", 4, "--device", "cpu"]
     printed = recollect("search", *words).stdout
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [result["query"] for result in found["results"]] == ["a red snowman", "large river", "", "queen"]
-    assert [len(result["hits"]) for result in found["results"]] == [4, 4, 0, 4]
-    assert all(hit["source"] == "even" for result in found["results"] for hit in result["hits"])
-    assert found["adapt"] is True
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [result["query"] for result in results["results"]] == ["a red snowman", "large river", "", "queen"]
+    assert [len(result["hits"]) for result in results["results"]] == [4, 4, 0, 4]
+    assert all(hit["source"] == "even" for result in results["results"] for hit in result["hits"])
+    assert results["adapt"] is True
     assert "a red snowman" in printed
 
 
 def hits_of(recollect, index, tmp_path, *words):
     """Return the results of a search for one query, and the printed text."""
-    out = tmp_path / "found.json"
+    out = tmp_path / "results.json"
     out.unlink(missing_ok=True)
     printed = recollect("search", index.address, *words, "--out", out, "--device", "cpu").stdout
     (result,) = json.loads(out.read_text())["results"]
@@ -111,23 +111,23 @@ def test_pages_and_the_cut_off_are_reported(recollect, index, tmp_path):
 
 
 def test_normalized_scores_report_their_settings(recollect, check_error, index, tmp_path):
-    found, printed = hits_of(recollect, index, tmp_path, "queen", "--normalize", "--k", 24)
-    assert {hit["scored_by"] for hit in found["hits"]} == {"normalized"}
+    result, printed = hits_of(recollect, index, tmp_path, "queen", "--normalize", "--k", 24)
+    assert {hit["scored_by"] for hit in result["hits"]} == {"normalized"}
     assert "normalized: alpha" in printed
-    assert json.loads((tmp_path / "found.json").read_text())["normalization"]["reciprocal_rank"] > 0
+    assert json.loads((tmp_path / "results.json").read_text())["normalization"]["reciprocal_rank"] > 0
     check_error("--adapt", "search", index.address, "queen", "--normalize", "--adapt", "--device", "cpu")
 
 
 def test_hostile_captions_are_escaped(recollect, make_index, model, tmp_path, pictures):
     pictures.texts = lambda row: ("\x1b[31mred\x07 [/b] <script>alert(1)</script>",)
     index = make_index(model[0], model[1])
-    found, printed = hits_of(recollect, index, tmp_path, "[/b] queen\x1b[2J", "--k", 24)
-    assert len(found["hits"]) == 24
+    result, printed = hits_of(recollect, index, tmp_path, "[/b] queen\x1b[2J", "--k", 24)
+    assert len(result["hits"]) == 24
     assert "\x1b[31m" not in printed
     assert "\x1b[2J" not in printed
     assert "\\x1b[31mred\\x07 [/b] <script>" in printed
-    recollect("search", index.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
-    page = (tmp_path / "found.html").read_text()
+    recollect("search", index.address, "queen", "--out", tmp_path / "results.html", "--device", "cpu")
+    page = (tmp_path / "results.html").read_text()
     assert "<script>alert" not in page
     assert page.count("<figure>") == page.count("data:image/jpeg") == 20
 
@@ -140,7 +140,7 @@ def test_hostile_captions_are_escaped(recollect, make_index, model, tmp_path, pi
         (["queen", "--k", "0"], "--k 0"),
         (["queen", "--where", "source = 'none'"], "none"),
         (["queen", "--where", "source >>> 3"], "source >>> 3"),
-        (["queen", "--out", "found.txt"], ".json or .html"),
+        (["queen", "--out", "results.txt"], ".json or .html"),
         (["queen", "--queries", "nothing.txt"], "nothing.txt"),
         (["queen", "--adapt", "--episode.k", "1"], "at least 2"),
         (["queen", "--page", "0"], "--page 0"),
@@ -192,8 +192,8 @@ def test_a_table_may_have_several_captions_per_picture(recollect, index, tmp_pat
     (tmp_path / "c.csv").write_text("Path,Caption\n1.png,a dog\n3.png,a cat\n1.png,a dog runs\n")
     out = recollect("caption", index.address, "--captions", tmp_path / "c.csv").stdout
     assert "2 of 2 pictures have new captions" in out
-    (found,) = [each for each in Index.open(index.address).pictures(index.ids) if each.path == tmp_path / "1.png"]
-    assert found.captions[:2] == ("a dog", "a dog runs")
+    (picture,) = [each for each in Index.open(index.address).pictures(index.ids) if each.path == tmp_path / "1.png"]
+    assert picture.captions[:2] == ("a dog", "a dog runs")
 
 
 def test_caption_writes_a_file_that_evaluation_can_use(recollect, model, monkeypatch, tmp_path):
@@ -248,7 +248,7 @@ def test_each_source_of_a_merged_pool_can_have_its_own_kind_of_captions(recollec
     kinds = f"true,column:machine,{tmp_path / 'three.jsonl'}"
     words = [*("--data", *(tmp_path / f"{name}.csv" for name in ("one", "two", "three"))), "--split", "all"]
     words += ["--caption-column", "caption", "--pool", "merged", "--methods", "zero-shot", "text-to-text"]
-    out = tmp_path / "found.json"
+    out = tmp_path / "results.json"
     words = ["evaluate", "retrieval", model[1], *words]
     assert "R@3" in recollect(*words, "--captions", kinds, "--depths", 1, 3, "--out", out).stdout
     (result,) = json.loads(out.read_text())

@@ -48,12 +48,12 @@ def test_broken_pictures_have_no_features(tmp_path, capfd):
     source = damaged("set", 40, {3, 39})
     whole = image_features(HashEncoder(), damaged("set", 40, ()))
     for _ in range(2):  # computed, then cached
-        found = image_features(HashEncoder(), source, FeatureCache(tmp_path), block=16)
+        result = image_features(HashEncoder(), source, FeatureCache(tmp_path), block=16)
         readable = [row for row in range(40) if row not in source.broken]
-        assert found.rows.tolist() == readable
-        assert found.ids == tuple(map(str, readable))
-        np.testing.assert_array_equal(found.labels, whole.labels[readable])
-        np.testing.assert_array_equal(found.images, whole.images[readable])
+        assert result.rows.tolist() == readable
+        assert result.ids == tuple(map(str, readable))
+        np.testing.assert_array_equal(result.labels, whole.labels[readable])
+        np.testing.assert_array_equal(result.images, whole.images[readable])
     printed = capfd.readouterr().err
     assert "set, row 3: cut short; skipped" in printed
     assert "skipped 2 of 40 images that cannot be read" in printed
@@ -69,12 +69,12 @@ def test_shots_are_drawn_from_the_readable_examples():
     settings = Protocol(("prototype",), (1, 2, 4), (0, 1))
     whole = [row for row in range(30) if row != 4]
     without = SampleList("support", [damaged("support", 30, ()).samples[row] for row in whole], "label", names)
-    found, expected = (
+    result, expected = (
         few_shot(HashEncoder(), ClassificationTask("t", support, query, names, ("{}",)), settings, model="m")
         for support in (damaged("support", 30, {4}), without)
     )
-    assert [row["value"] for row in found.rows] == [row["value"] for row in expected.rows]
-    assert found.settings["queries"] == 19
+    assert [row["value"] for row in result.rows] == [row["value"] for row in expected.rows]
+    assert result.settings["queries"] == 19
 
 
 def test_retrieval_leaves_broken_pictures_out_of_the_pool():
@@ -88,5 +88,5 @@ def test_retrieval_leaves_broken_pictures_out_of_the_pool():
         "pool", remaining, tuple(texts[row] for row in readable), tuple((row,) for row in range(count - 1)),
         ("d",) * (count - 1), (False,) * (count - 1),
     )  # fmt: skip
-    found, expected = (retrieval(HashEncoder(), each, model="m") for each in (task, fewer))
-    assert found.rows == expected.rows
+    result, expected = (retrieval(HashEncoder(), each, model="m") for each in (task, fewer))
+    assert result.rows == expected.rows

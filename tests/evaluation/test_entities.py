@@ -54,13 +54,13 @@ def test_best_and_confidence_match_a_softmax_over_all_candidates(monkeypatch):
     images, texts = (unit(random.normal(size=(n, 6))) for n in (7, 23))
     texts[[20, 21, 9]] = texts[4], texts[4], texts[5]  # ties within and across blocks go to the first
     scores = images.astype(np.float64) @ texts.T.astype(np.float64)
-    wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
+    expected = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
     monkeypatch.setattr("recollect.evaluation.entities._IMAGE_BLOCK", 3)
     monkeypatch.setattr("recollect.evaluation.entities._TEXT_BLOCK", 5)
-    rows, found = best_and_confidence(images, texts, 9.0)
-    np.testing.assert_array_equal(rows, wanted.argmax(axis=1))
+    rows, confidence = best_and_confidence(images, texts, 9.0)
+    np.testing.assert_array_equal(rows, expected.argmax(axis=1))
     # scale times the rounding of a cosine of six float32 products, in the exponent of each term
-    np.testing.assert_allclose(found, wanted.max(axis=1), rtol=9 * 8 * 2**-23)
+    np.testing.assert_allclose(confidence, expected.max(axis=1), rtol=9 * 8 * 2**-23)
 
 
 def test_entities_of_the_train_split_are_seen(tmp_path):

@@ -57,8 +57,8 @@ def test_an_empty_source_and_nan_embeddings_are_errors(encoder, make_source):
 
 def test_the_ensemble_is_the_normalized_mean_of_normalized_embeddings(encoder):
     prompts = [["a 0", "the 0", "one 0"], ["a 1"]]
-    found = prompt_ensemble(encoder, prompts)
-    for row, texts in zip(found, prompts, strict=True):
+    ensembles = prompt_ensemble(encoder, prompts)
+    for row, texts in zip(ensembles, prompts, strict=True):
         mean = np.mean([encoder.embed_texts([text])[0].numpy() for text in texts], axis=0)
         np.testing.assert_allclose(row, mean / np.linalg.norm(mean), atol=1e-6)
 

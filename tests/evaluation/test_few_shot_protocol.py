@@ -73,16 +73,16 @@ def test_methods_that_weigh_prompts_get_those_of_the_task(task):
 def test_every_method_matches_its_estimator_fitted_alone(task, name):
     """If an estimator's best two scores are equal up to rounding, either class may be predicted."""
     labels = task.query_labels
-    found = {
+    results = {
         metric: run_protocol(task, Protocol((name,), SHOTS, SEEDS, metric)) for metric in ("top-1", "mean per class")
     }
     cases = [(0, 0)] if name == "zero-shot" else [(shots, seed) for shots in SHOTS for seed in SEEDS]
-    assert all([(row["shots"], row["seed"]) for row in rows] == cases for rows in found.values())
+    assert all([(row["shots"], row["seed"]) for row in rows] == cases for rows in results.values())
     for place, (shots, seed) in enumerate(cases):
         scores = fitted_alone(task, name, max(shots, 1), seed).scores(task.queries)
         right, best = scores.argmax(axis=1) == labels, np.sort(scores, axis=1)
         tied = best[:, -1] - best[:, -2] <= 1e-5 * np.ptp(scores)
-        for metric, rows in found.items():
+        for metric, rows in results.items():
             low, high = (100 * share(each, labels, metric) for each in (right & ~tied, right | tied))
             assert low - 1e-9 <= rows[place]["value"] <= high + 1e-9
             assert rows[place]["metric"] == metric
@@ -108,10 +108,10 @@ def test_trust_is_measured_on_the_queries(task, name):
     (row,) = run_protocol(task, Protocol((name,), (5,), (3,)))
     model = fitted_alone(task, name, 5, 3)
     error = expected_calibration_error(model.predict_proba(task.queries), task.query_labels)
-    kept = model.predict_set(task.queries, 0.1)
-    held = kept[np.arange(len(kept)), task.query_labels].mean()
+    sets = model.predict_set(task.queries, 0.1)
+    covered = sets[np.arange(len(sets)), task.query_labels].mean()
     assert row["ece"] == pytest.approx(100 * error, abs=1e-3)
-    assert (row["coverage"], row["set_size"]) == pytest.approx((100 * held, kept.sum(axis=1).mean()), abs=0.7)
+    assert (row["coverage"], row["set_size"]) == pytest.approx((100 * covered, sets.sum(axis=1).mean()), abs=0.7)
     assert row["loo"] == pytest.approx(100 * model.loo_accuracy_)
 
 
@@ -149,8 +149,8 @@ def test_short_classes_contribute_all_their_examples(task):
         task.support[short], task.support_labels[short], task.queries, task.query_labels, task.texts, task.scale
     )
     protocol = Protocol(("prototype", "softmax", "proker"), (2, 5), (0, 1), short_classes="all")
-    found = {(row["method"], row["shots"], row["seed"]): row["value"] for row in run_protocol(few, protocol)}
-    for (name, shots, seed), value in found.items():
+    results = {(row["method"], row["shots"], row["seed"]): row["value"] for row in run_protocol(few, protocol)}
+    for (name, shots, seed), value in results.items():
         order = nested_supports(few.support_labels, few.classes, 5, seed, "all")
         assert (order[:, 1] >= 0).tolist() == [True, True, True, False, False]
         rows = order[:shots].ravel()

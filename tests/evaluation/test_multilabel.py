@@ -61,9 +61,9 @@ def table(path, labels):
 
 @pytest.fixture(scope="module")
 def shows():
-    found = np.random.default_rng(0).random((36, 3)) < 0.4
-    found[np.arange(36), np.arange(36) % 3] = True
-    return found
+    flags = np.random.default_rng(0).random((36, 3)) < 0.4
+    flags[np.arange(36), np.arange(36) % 3] = True
+    return flags
 
 
 @pytest.mark.parametrize("form", ["names", "numbers", "flags"])

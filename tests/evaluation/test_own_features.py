@@ -52,16 +52,16 @@ def figures(path):
 def expected(world, methods, texts=True):
     rows, labels, named = world
     task = FewShotTask(unit(rows[:36]), labels[:36], unit(rows[36:]), labels[36:], named if texts else None)
-    found = run_protocol(task, Protocol(methods, (1, 4), (0, 1)))
-    return {(row["method"], row["shots"], row["seed"]): row["value"] for row in found}
+    rows = run_protocol(task, Protocol(methods, (1, 4), (0, 1)))
+    return {(row["method"], row["shots"], row["seed"]): row["value"] for row in rows}
 
 
 def test_a_parquet_file_with_texts_matches_the_protocol(files, world, capsys):
     methods = ("zero-shot", "prototype", "proker")
     run("--features", files / "own.parquet", "--texts", files / "texts.parquet", "--methods", *methods, *SHOTS,
         "--out", files / "out.json")  # fmt: skip
-    found, result = figures(files / "out.json")
-    assert found == expected(world, methods)
+    values, result = figures(files / "out.json")
+    assert values == expected(world, methods)
     assert (result["data"], result["settings"]["classes"], result["settings"]["queries"]) == ("own", 3, 24)
     assert "proker" in capsys.readouterr().out
 
@@ -69,14 +69,14 @@ def test_a_parquet_file_with_texts_matches_the_protocol(files, world, capsys):
 def test_without_texts_all_methods_but_zero_shot_use_class_means(world):
     methods = ("prototype", "tip-adapter", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda", "dmn-tf", "proker")
     rows, labels, _ = world
-    found = expected(world, methods, texts=False)
+    values = expected(world, methods, texts=False)
     for name in methods:
-        assert np.mean([found[name, 4, seed] for seed in (0, 1)]) > 50, name
+        assert np.mean([values[name, 4, seed] for seed in (0, 1)]) > 50, name
     alone = FEW_SHOT_METHODS["tip-adapter-cv"](None, 100.0)
     chosen = nested_supports(labels[:36], 3, 4, 1).ravel()
     alone.fit(unit(rows[chosen]), labels[chosen])
     right = (alone.predict(unit(rows[36:])) == labels[36:]).mean()
-    assert found["tip-adapter-cv", 4, 1] == pytest.approx(100 * right)
+    assert values["tip-adapter-cv", 4, 1] == pytest.approx(100 * right)
     with pytest.raises(ValueError):
         expected(world, ("zero-shot",), texts=False)
 
@@ -109,8 +109,8 @@ def test_equal_labels_of_any_dtype_match_and_small_classes_can_be_dropped(files,
     np.save(files / "few-labels.npy", NAMES[labels[few]])
     run("--features", files / "few.npy", files / "test.npy", "--feature-labels", files / "few-labels.npy",
         files / "test-labels.npy", "--texts", files / "texts.parquet", "--shots", "8", "--seeds", "1", "--methods",
-        "zero-shot", "prototype", "--small-classes", "drop", "--out", files / "kept.json")  # fmt: skip
-    found, result = figures(files / "kept.json")
+        "zero-shot", "prototype", "--small-classes", "drop", "--out", files / "dropped.json")  # fmt: skip
+    values, result = figures(files / "dropped.json")
     assert (result["settings"]["classes"], result["settings"]["queries"]) == (2, 16)
     run("--features", files / "few.npy", files / "test.npy", "--feature-labels", files / "few-labels.npy",
         files / "test-labels.npy", "--shots", "8", "--seeds", "1", "--methods", "prototype", "--small-classes", "all",
@@ -118,7 +118,7 @@ def test_equal_labels_of_any_dtype_match_and_small_classes_can_be_dropped(files,
     assert figures(files / "all.json")[1]["settings"]["classes"] == 3
     tested, two = rows[36:][labels[36:] > 0], world[2][1:]
     right = (unit(tested) @ two.T).argmax(axis=1) == labels[36:][labels[36:] > 0] - 1
-    assert found["zero-shot", 0, 0] == pytest.approx(100 * right.mean())
+    assert values["zero-shot", 0, 0] == pytest.approx(100 * right.mean())
 
 
 @pytest.mark.parametrize(

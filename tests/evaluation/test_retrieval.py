@@ -61,12 +61,12 @@ def recall_by_loop(encoder, task, k, domain):
     """Compute recall from text to image and from image to text in a loop over queries."""
     scores = encoder.texts.double() @ encoder.images.double().T
     forward, backward = [], []
-    for text, found in enumerate(task.matches):
-        if all(task.ambiguous[image] for image in found) or domain not in ("all", task.domains[found[0]]):
+    for text, images in enumerate(task.matches):
+        if all(task.ambiguous[image] for image in images) or domain not in ("all", task.domains[images[0]]):
             continue
-        forward.append(any(image in scores[text].topk(k).indices for image in found))
+        forward.append(any(image in scores[text].topk(k).indices for image in images))
     for image in range(30):
-        right = [text for text, found in enumerate(task.matches) if image in found]
+        right = [text for text, images in enumerate(task.matches) if image in images]
         if task.ambiguous[image] or not right or domain not in ("all", task.domains[image]):
             continue
         backward.append(any(text in scores[:, image].topk(k).indices for text in right))
@@ -150,7 +150,7 @@ def scenes_task(name="scenes", size=24):
     for index in range(size):
         for text in source.texts(index):
             owners.setdefault(text, []).append(index)
-    matches = tuple(tuple(found) for found in owners.values())
+    matches = tuple(tuple(rows) for rows in owners.values())
     domains = tuple(name if index % 3 else f"{name} again" for index in range(size))
     return RetrievalTask(name, source, tuple(owners), matches, domains, (False,) * size)
 
@@ -218,8 +218,8 @@ def test_a_held_out_caption_is_not_a_query(encoder):
     matches = tuple(tuple(row for row in range(24) if task.images.texts(row)[0] == text) for text in first)
     alone = replace(task, texts=first, matches=matches)
     for direction in ("text to image", "image to text"):  # nor is it a target of image queries
-        wanted = recalls(retrieval(encoder, alone, model="tiny"), "zero-shot", direction)
-        assert recalls(result, "zero-shot", direction) == wanted
+        expected = recalls(retrieval(encoder, alone, model="tiny"), "zero-shot", direction)
+        assert recalls(result, "zero-shot", direction) == expected
 
 
 def test_a_merged_pool_keeps_every_match():
@@ -227,10 +227,10 @@ def test_a_merged_pool_keeps_every_match():
     pool = merged_tasks([first, second])
     assert len(pool.images) == 44
     assert pool.images[30].id == "second:scene-6"
-    for text, found in zip(pool.texts, pool.matches, strict=True):
-        wanted = {row for row in range(24) if text in first.images.texts(row)}
-        wanted |= {24 + row for row in range(20) if text in second.images.texts(row)}
-        assert set(found) == wanted
+    for text, rows in zip(pool.texts, pool.matches, strict=True):
+        expected = {row for row in range(24) if text in first.images.texts(row)}
+        expected |= {24 + row for row in range(20) if text in second.images.texts(row)}
+        assert set(rows) == expected
     assert pool.domains == first.domains + second.domains
 
 
@@ -246,8 +246,8 @@ def test_a_merged_pool_keeps_every_match():
     ],
 )
 def test_wrong_results_rank_before_true_ones_of_equal_score(scores, true, rank):
-    found = Hits([Hit(Picture(id), score) for id, score in zip("abc", scores, strict=True)], "q")
-    assert first_match(found, true) == rank
+    hits = Hits([Hit(Picture(id), score) for id, score in zip("abc", scores, strict=True)], "q")
+    assert first_match(hits, true) == rank
 
 
 def test_other_pictures_texts_or_depths_change_the_file_name(problem):

@@ -33,11 +33,11 @@ def large(tmp_path_factory):
 
 
 def recall(index, queries, by, ids=None):
-    exact, found = (index.lookup(queries, 11, by, exact=exact).ids for exact in (True, False))
+    exact, approximate = (index.lookup(queries, 11, by, exact=exact).ids for exact in (True, False))
     shares = []
     for row, id in enumerate(ids or [""] * len(queries)):
         nearest = [each for each in exact[row] if each != id][:10]
-        shares.append(len({*nearest} & {*found[row]}) / 10)
+        shares.append(len({*nearest} & {*approximate[row]}) / 10)
     return float(np.mean(shares))
 
 
@@ -83,14 +83,14 @@ def test_both_kinds_of_query_reach_the_recall(large):
             queries = matrix.unit(by, places)
             exact = matrix.nearest(queries, 11, accelerator.by, matrix.searchable(accelerator.by, None, False))
             selves = places if by == accelerator.by else np.full(len(places), -1)
-            found = inverted_file.search(matrix, queries, 11)
-            assert recall_of(found, exact, selves).mean() >= accelerator.recall - 0.05
+            approximate = inverted_file.search(matrix, queries, 11)
+            assert recall_of(approximate, exact, selves).mean() >= accelerator.recall - 0.05
 
 
 def test_results_have_exact_scores(large):
     query = unit(np.random.default_rng(5).normal(size=(1, WIDTH)))
-    found = large.lookup(query, 10, read="image")
-    assert np.allclose(found.scores[0], found.vectors[0] @ query[0], atol=1e-6)
+    result = large.lookup(query, 10, read="image")
+    assert np.allclose(result.scores[0], result.vectors[0] @ query[0], atol=1e-6)
 
 
 def test_later_changes_apply_without_retraining(large):
@@ -130,8 +130,8 @@ def test_compacting_keeps_the_accelerators(large):
     reopened = Index.open(large.address)
     assert reopened.accelerators() == large.accelerators() == before
     queries = reopened.vectors([f"row {number}" for number in range(30)])
-    found = open_inverted_file(reopened.store.cache, "image").search(reopened.store.matrix(), queries, 10)
-    assert found is not None
+    result = open_inverted_file(reopened.store.cache, "image").search(reopened.store.matrix(), queries, 10)
+    assert result is not None
     assert recall(reopened, queries[:5], "image") > 0.7
 
 

@@ -98,15 +98,15 @@ def test_scores_alone_separate_matches_from_the_rest():
 
 def test_an_estimated_cut_off_keeps_more_pictures_if_more_match():
     """A fixed number of deviations above the mean would keep fewer."""
-    kept = []
+    counts = []
     for matching in (4, 12, 30):
         query, images = clusters(matching, 400 - matching)
         scores = images @ query
         limit = estimate_cut_off(images).limit_among(query, float(scores.max()))
         assert (scores[:matching] >= limit).mean() > 0.85
         assert (scores[matching:] >= limit).mean() < 0.02
-        kept.append(int((scores >= limit).sum()))
-    assert kept == sorted(kept)
+        counts.append(int((scores >= limit).sum()))
+    assert counts == sorted(counts)
 
 
 def test_a_cut_off_cannot_be_estimated_from_few_pictures():
@@ -130,12 +130,12 @@ def index_of(images):
     return index, Words()
 
 
-@pytest.mark.parametrize(("matching", "kept"), [(20, range(18, 21)), (200, [400])])
-def test_an_estimated_cut_off_above_all_scores_is_ignored(matching, kept):
+@pytest.mark.parametrize(("matching", "count"), [(20, range(18, 21)), (200, [400])])
+def test_an_estimated_cut_off_above_all_scores_is_ignored(matching, count):
     query, images = clusters(matching, 400 - matching)
     index, encoder = index_of(images)
     cut = index.cut_off()
     assert (images @ query >= cut.limit(query)).any() == (matching == 20), (
         "only with few matches is any score above the cut-off"
     )
-    assert len(index.search("a thing", k=400, min_score=cut, encoder=encoder)) in kept
+    assert len(index.search("a thing", k=400, min_score=cut, encoder=encoder)) in count

@@ -34,15 +34,15 @@ def slow_components(count, edges):
     for one, other in edges:
         near[one].add(other)
         near[other].add(one)
-    found = {}
+    component = {}
     for row in range(count):
-        if row not in found:
-            open_, found[row] = [row], row
+        if row not in component:
+            open_, component[row] = [row], row
             while open_:
-                for each in near[open_.pop()] - found.keys():
-                    found[each] = row
+                for each in near[open_.pop()] - component.keys():
+                    component[each] = row
                     open_.append(each)
-    return [found[row] for row in range(count)]
+    return [component[row] for row in range(count)]
 
 
 @settings(max_examples=25, deadline=None)
@@ -57,29 +57,29 @@ def test_groups_and_pairs_match_comparing_all_rows(seed, count, threshold):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("_STRIPE", 16), ("_BLOCK", 48), ("_MAX_PENDING", 200)):
             patch.setattr(duplicates, name, value)
-        found = near_rows(vectors, hashes, threshold)
+        near = near_rows(vectors, hashes, threshold)
     wide = vectors.astype(np.float64)
     cosines = wide @ wide.T
     sure = np.abs(cosines - threshold) > 1e-6
     hypothesis.assume(sure.all() and (np.abs(np.triu(cosines, 1) - 0.9) > 1e-6).all())
     groups = slow_components(count, np.argwhere(cosines >= threshold).tolist())
-    assert np.array_equal(found.groups[:, None] == found.groups, np.equal.outer(groups, groups))
+    assert np.array_equal(near.groups[:, None] == near.groups, np.equal.outer(groups, groups))
     expected = set()
     for one in range(count):
         others = [other for other in np.argsort(-cosines[one], kind="stable") if other != one][:8]
         expected |= {tuple(sorted((one, int(other)))) for other in others if cosines[one, other] >= 0.9}
         expected |= {(one, other) for other in range(one + 1, count) if hashes[one] and hashes[other]
                      and int(hashes[one] ^ hashes[other]).bit_count() <= 7}  # fmt: skip
-    assert set(map(tuple, found.pairs.tolist())) == expected
-    assert not found.cut
+    assert set(map(tuple, near.pairs.tolist())) == expected
+    assert not near.cut
 
 
 def test_many_equal_rows_form_a_group_without_storing_all_pairs():
     """Six thousand equal pictures have eighteen million pairs, few of which are stored."""
     vectors = np.tile(clustered(np.random.default_rng(0), 2), (3_000, 1))  # two kinds, alternating
-    found = near_rows(vectors, np.zeros(len(vectors), dtype=np.uint64), 0.94)
-    assert np.array_equal(found.groups == found.groups[0], np.arange(6_000) % 2 == 0)
-    assert len(found.pairs) < 20 * len(vectors)
+    near = near_rows(vectors, np.zeros(len(vectors), dtype=np.uint64), 0.94)
+    assert np.array_equal(near.groups == near.groups[0], np.arange(6_000) % 2 == 0)
+    assert len(near.pairs) < 20 * len(vectors)
 
 
 def test_common_hashes_are_cut_off_and_reported(index, monkeypatch):
@@ -92,13 +92,13 @@ def test_common_hashes_are_cut_off_and_reported(index, monkeypatch):
 
 
 def test_the_gpu_gives_the_same_groups_and_pairs(monkeypatch):
-    vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centers=100), []
+    vectors, results = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centers=100), []
     for place in (nullcontext, simulated_gpu):
         with place() as device:
             monkeypatch.setattr(duplicates, "best_device", lambda device=device: device or torch.device("cpu"))
-            found.append(near_rows(vectors, np.zeros(500, dtype=np.uint64), 0.9))
-    assert np.array_equal(found[0].groups, found[1].groups)
-    assert np.array_equal(found[0].pairs, found[1].pairs)
+            results.append(near_rows(vectors, np.zeros(500, dtype=np.uint64), 0.9))
+    assert np.array_equal(results[0].groups, results[1].groups)
+    assert np.array_equal(results[0].pairs, results[1].pairs)
 
 
 @pytest.fixture
@@ -143,15 +143,15 @@ def named(index, groups):
 
 def test_three_levels_of_duplicates(shots):
     index = Index.build(shots, Thumbnails())
-    found = index.duplicates(threshold=0.9)
-    assert [sorted(name.rsplit("/", 1)[1] for name in group) for group in found.identical.values()] == [
+    result = index.duplicates(threshold=0.9)
+    assert [sorted(name.rsplit("/", 1)[1] for name in group) for group in result.identical.values()] == [
         ["0.png", "copy.bmp"]
     ]
-    (kept, *others), *more = named(index, found.near_identical)
+    (kept, *others), *more = named(index, result.near_identical)
     assert (kept, sorted(others), more) == ("1.png", ["gray.png", "smaller.jpg"], [])
-    assert ["2.png", "similar.png"] in [sorted(group) for group in named(index, found.similar)]
-    assert sorted(each.path.name for each in index.pictures(found.spare)) == ["gray.png", "smaller.jpg"]
-    assert found.unread == 0
+    assert ["2.png", "similar.png"] in [sorted(group) for group in named(index, result.similar)]
+    assert sorted(each.path.name for each in index.pictures(result.spare)) == ["gray.png", "smaller.jpg"]
+    assert result.unread == 0
 
 
 def test_a_picture_with_a_user_caption_is_kept(shots):

@@ -24,10 +24,10 @@ def test_parquet_has_vectors_and_captions(index, tmp_path):
     rows = make_rows(40)
     index.insert(rows)
     assert export_index(index, tmp_path / "index.parquet") == 40
-    found = pq.read_table(tmp_path / "index.parquet").to_pylist()
+    exported = pq.read_table(tmp_path / "index.parquet").to_pylist()
     vectors = dict(zip(rows.ids, rows.image_vectors, strict=True))
     captions = dict(zip(rows.ids, rows.captions, strict=True))
-    for row in found:
+    for row in exported:
         np.testing.assert_allclose(row["image_vector"], vectors[row["id"]], atol=1e-6)
         assert row["captions"] == list(captions[row["id"]])
         assert (row["text_vector"] is None) == (not captions[row["id"]])
@@ -37,9 +37,9 @@ def test_selected_pictures_are_exported_in_the_given_order(index, tmp_path):
     index.insert(make_rows(10))
     wanted = ["row 7", "row 2", "row 3"]
     assert export_index(index, tmp_path / "some.parquet", ids=wanted) == 3
-    found = pq.read_table(tmp_path / "some.parquet").to_pylist()
-    assert [row["id"] for row in found] == wanted
-    np.testing.assert_allclose([row["text_vector"] for row in found], index.vectors(wanted, "text"), atol=1e-6)
+    exported = pq.read_table(tmp_path / "some.parquet").to_pylist()
+    assert [row["id"] for row in exported] == wanted
+    np.testing.assert_allclose([row["text_vector"] for row in exported], index.vectors(wanted, "text"), atol=1e-6)
 
 
 def test_no_cell_of_a_csv_is_a_formula(index, tmp_path):
@@ -55,16 +55,16 @@ def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):
     rows = make_rows(9)
     index.insert(rows)
     index.remove(["row 3"])
-    kept = {id: list(each) for id, each in zip(rows.ids, rows.captions, strict=True) if id != "row 3"}
+    captions = {id: list(each) for id, each in zip(rows.ids, rows.captions, strict=True) if id != "row 3"}
     assert export_index(index, tmp_path / "index.csv") == 8
     with (tmp_path / "index.csv").open(newline="") as file:
-        found = {row["id"]: row for row in csv.DictReader(file)}
-    assert {id: json.loads(row["captions"]) for id, row in found.items()} == kept
-    assert json.loads(found["row 5"]["metadata"])["rare"] == "it's"
+        exported = {row["id"]: row for row in csv.DictReader(file)}
+    assert {id: json.loads(row["captions"]) for id, row in exported.items()} == captions
+    assert json.loads(exported["row 5"]["metadata"])["rare"] == "it's"
     assert export_index(index, tmp_path / "index.json") == 8
     coco = json.loads((tmp_path / "index.json").read_text())
     assert sorted(each["caption"] for each in coco["annotations"]) == sorted(
-        caption for each in kept.values() for caption in each
+        caption for each in captions.values() for caption in each
     )
     assert {each["image_id"] for each in coco["annotations"]} <= {each["id"] for each in coco["images"]}
 

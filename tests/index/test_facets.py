@@ -44,11 +44,11 @@ def index(request, tmp_path_factory):
 @pytest.mark.parametrize("where", [None, "camera = 'Canon'", "folder = 'Norway/Bergen' or label = 'sea'"])
 def test_facets_count_the_pictures(index, where):
     pictures = index.pictures(index.ids if where is None else index.ids_where(where))
-    found = {name: dict(values) for name, values in index.facets(where=where).items()}
-    assert found["camera"] == Counter(each.camera for each in pictures if each.camera)
-    assert found["month"] == Counter(each.taken[:7] for each in pictures if each.taken)
-    assert found["label"] == Counter(label for each in pictures for label in each.labels)
-    assert found["source"] == Counter(source for each in pictures for source in {file.source for file in each.files})
+    facets = {name: dict(values) for name, values in index.facets(where=where).items()}
+    assert facets["camera"] == Counter(each.camera for each in pictures if each.camera)
+    assert facets["month"] == Counter(each.taken[:7] for each in pictures if each.taken)
+    assert facets["label"] == Counter(label for each in pictures for label in each.labels)
+    assert facets["source"] == Counter(source for each in pictures for source in {file.source for file in each.files})
 
 
 def test_filtering_by_a_facet_value_finds_as_many_pictures(index):

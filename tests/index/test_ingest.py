@@ -175,10 +175,10 @@ def test_date_camera_and_orientation_come_from_exif(tmp_path, encoder):
     Image.fromarray(pixels).save(folder / "a.jpg", exif=exif)
     write_picture(tmp_path / "photos" / "b.png", 1)
     index = Index.build(tmp_path / "photos", encoder)
-    (found,) = index.ids_where("folder = 'Norway' and taken > '2022' and width = 8 and height = 12")
-    (picture,) = index.pictures([found])
+    (id,) = index.ids_where("folder = 'Norway' and taken > '2022' and width = 8 and height = 12")
+    (picture,) = index.pictures([id])
     assert (picture.taken, picture.camera, picture.folder) == ("2022-07-01T12:30:00", "Fuji X100", "Norway/Bergen")
-    assert index.ids_where("folder = 'photos'") != [found]
+    assert index.ids_where("folder = 'photos'") != [id]
 
 
 def test_near_duplicates_are_left_out_on_request(photos, encoder):

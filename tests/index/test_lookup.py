@@ -51,16 +51,16 @@ def test_a_lookup_matches_the_slow_reference(count, k, by, read, precision, excl
     ]
     queries = unit(np.random.default_rng(seed).normal(size=(3, WIDTH)))
     exclude = [stored.ids[place % count] for place in range(3)] if exclude_own else None
-    found = index.lookup(queries, k, by, read, exclude=exclude, max_score=max_score)
+    result = index.lookup(queries, k, by, read, exclude=exclude, max_score=max_score)
     for row, query in enumerate(queries.astype(np.float64)):
-        wanted = reference(stored, query, k, by, read, [exclude[row]] if exclude_own else (), max_score)
-        ids = [id for id in found.ids[row] if id]
-        assert ids == [each[2] for each in wanted]
-        assert np.allclose(found.scores[row][: len(ids)], [-each[0] for each in wanted], atol=1e-6)
-        assert np.isneginf(found.scores[row][len(ids) :]).all()
-        if wanted:
-            assert np.allclose(found.vectors[row][: len(ids)], [each[3] for each in wanted], atol=1e-6)
-        assert not found.vectors[row][len(ids) :].any()
+        expected = reference(stored, query, k, by, read, [exclude[row]] if exclude_own else (), max_score)
+        ids = [id for id in result.ids[row] if id]
+        assert ids == [each[2] for each in expected]
+        assert np.allclose(result.scores[row][: len(ids)], [-each[0] for each in expected], atol=1e-6)
+        assert np.isneginf(result.scores[row][len(ids) :]).all()
+        if expected:
+            assert np.allclose(result.vectors[row][: len(ids)], [each[3] for each in expected], atol=1e-6)
+        assert not result.vectors[row][len(ids) :].any()
 
 
 def test_ties_are_in_row_order():
@@ -75,10 +75,10 @@ def test_ties_are_in_row_order():
 def test_a_set_of_ids_is_excluded_for_every_query():
     index = Index.create(width=WIDTH, model="m")
     index.insert(make_rows(20))
-    found = index.lookup(index.vectors(), 20, exclude={"row 3", "row 7"})
-    assert not {"row 3", "row 7"} & set(found.ids.ravel())
-    assert (found.ids[:, :18] != "").all()
-    assert (found.ids[:, 18:] == "").all()
+    result = index.lookup(index.vectors(), 20, exclude={"row 3", "row 7"})
+    assert not {"row 3", "row 7"} & set(result.ids.ravel())
+    assert (result.ids[:, :18] != "").all()
+    assert (result.ids[:, 18:] == "").all()
 
 
 def test_queries_of_another_width_or_norm_are_rejected():

@@ -33,10 +33,10 @@ def test_vectors_have_unit_norm_for_every_access_path(half):
         assert norm_error(whole) < 3e-7
         assert norm_error(half.vectors(ids[::-1], by)) < 3e-7
         np.testing.assert_allclose(half.vectors(ids, by), whole, atol=1e-7)
-        found = half.lookup(queries, 7, by, read=by)
-        assert norm_error(found.vectors.reshape(-1, WIDE)) < 3e-7
-    found = half.lookup(queries, 10)
-    for query, ids, scores in zip(queries, found.ids, found.scores, strict=True):
+        result = half.lookup(queries, 7, by, read=by)
+        assert norm_error(result.vectors.reshape(-1, WIDE)) < 3e-7
+    result = half.lookup(queries, 10)
+    for query, ids, scores in zip(queries, result.ids, result.scores, strict=True):
         np.testing.assert_allclose(half.vectors(ids.tolist()) @ query, scores, atol=3e-7)
     before = half.vectors(half.ids)
     for _ in range(3):
@@ -55,6 +55,6 @@ def test_every_store_ranks_nearly_equal_vectors_alike(half):
     half.insert(rows)
     other = Index.create(width=WIDE, model="m", precision="float16")
     other.insert(rows)
-    found, wanted = half.lookup(queries, 10), other.lookup(queries, 10)
-    np.testing.assert_allclose(found.scores, wanted.scores, atol=3e-7)
-    assert (found.ids == wanted.ids).mean() > 0.98, "the rest are equal up to single precision"
+    result, expected = half.lookup(queries, 10), other.lookup(queries, 10)
+    np.testing.assert_allclose(result.scores, expected.scores, atol=3e-7)
+    assert (result.ids == expected.ids).mean() > 0.98, "the rest are equal up to single precision"

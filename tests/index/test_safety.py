@@ -56,15 +56,15 @@ def test_a_flipped_bit_in_any_file_is_reported(on_disk, tmp_path):
 
 def test_a_damaged_cache_is_rebuilt_and_changes_no_result(on_disk, tmp_path):
     queries = on_disk.vectors()[:4]
-    wanted = on_disk.lookup(queries, 10, read="text")
+    expected = on_disk.lookup(queries, 10, read="text")
     for file in files_of(on_disk.folder / "cache"):
         copy = shutil.copytree(on_disk.folder, tmp_path / "copy")
         name = file.relative_to(on_disk.folder)
         flip(copy / name, (copy / name).stat().st_size // 2)
-        found = Index.open(copy).lookup(queries, 10, read="text")
-        assert found.ids.tolist() == wanted.ids.tolist()
-        assert np.array_equal(found.scores, wanted.scores)
-        assert np.array_equal(found.vectors, wanted.vectors)
+        result = Index.open(copy).lookup(queries, 10, read="text")
+        assert result.ids.tolist() == expected.ids.tolist()
+        assert np.array_equal(result.scores, expected.scores)
+        assert np.array_equal(result.vectors, expected.vectors)
         assert lance.verify_folder(copy) == []
         shutil.rmtree(copy)
 
@@ -170,12 +170,12 @@ def test_a_reader_keeps_its_version_until_it_refreshes_and_a_snapshot_forever(on
 
 
 def test_compacting_changes_no_row_and_frees_old_versions(on_disk):
-    wanted = on_disk.lookup(on_disk.vectors()[:3], 10, read="text")
+    expected = on_disk.lookup(on_disk.vectors()[:3], 10, read="text")
     ids = on_disk.ids
     assert on_disk.compact(0) > 0
     with pytest.raises(UserError):
         Index.open(on_disk.address, version=1)
     assert set(on_disk.ids) == set(ids)
-    assert [set(row) for row in on_disk.lookup(wanted.vectors[:, 0], 39).ids] == [set(ids)] * 3
+    assert [set(row) for row in on_disk.lookup(expected.vectors[:, 0], 39).ids] == [set(ids)] * 3
     assert on_disk.verify() == []
     assert len(on_disk.removed()) == 1

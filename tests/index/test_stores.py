@@ -37,28 +37,29 @@ FILTERS = (
 )
 
 
-def values_of(rows, place, name):
+def values_of(rows, position, name):
     """Return the values of a column for one picture."""
-    file = rows.files[place][0]
-    folder = rows.folder[place]
+    file = rows.files[position][0]
+    folder = rows.folder[position]
     many = {
-        "id": [rows.ids[place]], "source": [file.source], "path": [file.path], "caption": list(rows.captions[place]),
-        "label": list(rows.labels[place]), "folder": [folder, *folder.split("/")] if folder else [],
-        "taken": [rows.taken[place]] if rows.taken[place] else [], "width": [rows.width[place]],
-        "height": [rows.height[place]] if rows.height[place] else [],
+        "id": [rows.ids[position]], "source": [file.source], "path": [file.path],
+        "caption": list(rows.captions[position]), "label": list(rows.labels[position]),
+        "folder": [folder, *folder.split("/")] if folder else [],
+        "taken": [rows.taken[position]] if rows.taken[position] else [], "width": [rows.width[position]],
+        "height": [rows.height[position]] if rows.height[position] else [],
     }  # fmt: skip
-    found = rows.metadata[place].get(name)
-    return many.get(name, [] if found is None else [found])
+    value = rows.metadata[position].get(name)
+    return many.get(name, [] if value is None else [value])
 
 
-def satisfied(where, rows, place):
+def satisfied(where, rows, position):
     """Return whether one picture matches the filter."""
     if hasattr(where, "parts"):
-        return (all if where.word == "and" else any)(satisfied(part, rows, place) for part in where.parts)
+        return (all if where.word == "and" else any)(satisfied(part, rows, position) for part in where.parts)
     kind = type(where.value) if isinstance(where.value, bool | str) else (int, float)
     values = [
         each
-        for each in values_of(rows, place, where.name)
+        for each in values_of(rows, position, where.name)
         if isinstance(each, kind) and isinstance(each, bool) == isinstance(where.value, bool)
     ]
     pattern = re.escape(str(where.value)).replace("%", ".*").replace("_", ".")
@@ -78,14 +79,14 @@ def test_filters_match_a_predicate_on_every_store(index):
     rows = make_rows(40)
     index.insert(rows)
     for where in FILTERS:
-        wanted = {id for place, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, place)}
-        if not wanted:
+        expected = {id for position, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, position)}
+        if not expected:
             with pytest.raises(UserError):
                 index.ids_where(where)
             continue
-        assert set(index.ids_where(where)) == wanted, where
-        found = index.lookup(index.vectors(["row 1"]), 40, where=where)
-        assert {id for id in found.ids[0] if id} == wanted, where
+        assert set(index.ids_where(where)) == expected, where
+        result = index.lookup(index.vectors(["row 1"]), 40, where=where)
+        assert {id for id in result.ids[0] if id} == expected, where
 
 
 def test_custom_columns_of_any_name_and_type_can_be_filtered_on_every_store(index):
@@ -99,7 +100,7 @@ def test_custom_columns_of_any_name_and_type_can_be_filtered_on_every_store(inde
     ]
     rows = Rows(ids=list("abcd"), image_vectors=np.eye(4, WIDTH, dtype=np.float32), metadata=values)
     index.insert(rows)
-    wanted = {
+    expected = {
         f"number = {big}": "a", f"number = {big + 1}": "b", f"number != {big}": "bcd", f"number > {big}": "b",
         f"number in ({big}, {-big})": "ac", "number < 1": "cd", "width = 7": "", "width > 0": "",
         "caption like '%mine%'": "", "caption = 'mine'": "", "folder = 'mine'": "", "camera = 'mine'": "",
@@ -107,7 +108,7 @@ def test_custom_columns_of_any_name_and_type_can_be_filtered_on_every_store(inde
         "tags = 'it''s'": "ab", "tags != 'it''s'": "c", "tags in ('a_b', '50%')": "ac", "tags like '%ther%'": "c",
         "tags not like '%ther%'": "ab",
     }  # fmt: skip
-    for where, ids in wanted.items():
+    for where, ids in expected.items():
         assert "".join(index.store.ids(parse_filter(where))) == ids, where
     assert index.columns()["width"] == "number"
 
@@ -128,7 +129,7 @@ def test_huge_filters_work_or_are_rejected(index):
         index.ids_where("not " * 50_000 + "year = 2001")
 
 
-_NAMES = st.sampled_from(["source", "label", "caption", "folder", "taken", "domain", "rare", "nobody"])
+_NAMES = st.sampled_from(["source", "label", "caption", "folder", "taken", "domain", "rare", "unknown"])
 _TEXTS = st.sampled_from(["emoji", "cat", "Norway", "d1", "it's", "2010-07-01T12:00:00"])
 _CONDITIONS = st.one_of(
     st.builds(
@@ -153,35 +154,35 @@ _WHERE = st.recursive(
 def test_random_filters_match_a_predicate(where):
     rows, index = make_rows(40), Index.create(width=WIDTH, model="m")
     index.insert(rows)
-    wanted = {id for place, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, place)}
+    expected = {id for position, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, position)}
     try:
-        assert set(index.ids_where(where)) == wanted
+        assert set(index.ids_where(where)) == expected
     except UserError:
-        assert not wanted
+        assert not expected
 
 
 def assert_same(pictures, rows, places):
-    for place, picture in zip(places, pictures, strict=True):
-        assert picture.id == rows.ids[place]
-        assert picture.captions == tuple(rows.captions[place])
-        assert picture.labels == tuple(rows.labels[place])
-        assert [file.path for file in picture.files] == [file.path for file in rows.files[place]]
-        assert dict(picture.metadata) == dict(rows.metadata[place])
-        assert (picture.width, picture.taken) == (rows.width[place], rows.taken[place])
-        assert rows.images[place] in (picture._bytes(), None)
+    for position, picture in zip(places, pictures, strict=True):
+        assert picture.id == rows.ids[position]
+        assert picture.captions == tuple(rows.captions[position])
+        assert picture.labels == tuple(rows.labels[position])
+        assert [file.path for file in picture.files] == [file.path for file in rows.files[position]]
+        assert dict(picture.metadata) == dict(rows.metadata[position])
+        assert (picture.width, picture.taken) == (rows.width[position], rows.taken[position])
+        assert rows.images[position] in (picture._bytes(), None)
 
 
 def test_inserted_rows_are_read_back_unchanged(index):
     rows = make_rows(40)
     assert index.insert(rows) == 0
     order = [31, 2, 17]
-    assert_same(index.pictures([rows.ids[place] for place in order]), rows, order)
-    assert np.allclose(index.vectors([rows.ids[place] for place in order]), rows.image_vectors[order], atol=1e-6)
+    assert_same(index.pictures([rows.ids[position] for position in order]), rows, order)
+    assert np.allclose(index.vectors([rows.ids[position] for position in order]), rows.image_vectors[order], atol=1e-6)
     assert len(index) == 40
     assert index.texts == sum(len(each) > 0 for each in rows.captions)
     assert index.info().sources == {"emoji": 20, "birds": 20}
-    with pytest.raises(UserError, match="nobody"):
-        index.pictures(["row 1", "nobody"])
+    with pytest.raises(UserError, match="unknown"):
+        index.pictures(["row 1", "unknown"])
 
 
 def test_lookups_give_the_same_results_on_every_store(index):
@@ -192,10 +193,10 @@ def test_lookups_give_the_same_results_on_every_store(index):
     queries = unit(np.random.default_rng(3).normal(size=(5, WIDTH)))
     for by in ("image", "text"):
         for more in ({"exclude": {"row 3"}}, {"max_score": 0.6}, {"exclude": [["row 1"]] * 5}, {"exact": True}):
-            found, wanted = (each.lookup(queries, 12, by, "text", **more) for each in (index, other))
-            assert found.ids.tolist() == wanted.ids.tolist()
-            assert np.allclose(found.scores, wanted.scores, atol=1e-5)
-            assert np.allclose(found.vectors, wanted.vectors, atol=1e-5)
+            result, expected = (each.lookup(queries, 12, by, "text", **more) for each in (index, other))
+            assert result.ids.tolist() == expected.ids.tolist()
+            assert np.allclose(result.scores, expected.scores, atol=1e-5)
+            assert np.allclose(result.vectors, expected.vectors, atol=1e-5)
 
 
 def test_a_removed_picture_keeps_its_vectors_but_is_not_found_until_it_is_restored(index):

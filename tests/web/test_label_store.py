@@ -25,11 +25,11 @@ def state(labels):
 def filtered(path):
     """Return the marked ids that filters see, by class name."""
     with sqlite3.connect(path) as database:
-        found: dict = {}
+        marked: dict = {}
         for name, id, value in database.execute("SELECT name, id, value FROM labels"):
             assert name == "clicked"
-            found.setdefault(value, set()).add(id)
-        return found
+            marked.setdefault(value, set()).add(id)
+        return marked
 
 
 actions = st.lists(
@@ -174,7 +174,7 @@ def test_a_killed_process_loses_no_acknowledged_click(tmp_path):
 def test_a_click_on_a_full_disk_is_reported_and_never_saved(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("reds")
-    labels.mark(1, ["kept"], 1)
+    labels.mark(1, ["saved"], 1)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     usual = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail as on a full disk
     try:
@@ -185,10 +185,10 @@ def test_a_click_on_a_full_disk_is_reported_and_never_saved(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, usual)
-    assert list(labels.get(1).marks) == ["kept"]
+    assert list(labels.get(1).marks) == ["saved"]
     labels.mark(1, ["later"], 1)
     labels.close()
-    assert list(LabelStore(tmp_path / "labels.sqlite").get(1).marks) == ["kept", "later"]
+    assert list(LabelStore(tmp_path / "labels.sqlite").get(1).marks) == ["saved", "later"]
 
 
 def filled(path, clicks=400):
@@ -214,13 +214,13 @@ def test_the_undo_of_a_damaged_click_affects_no_other_click(tmp_path):
     path = tmp_path / "labels.sqlite"
     labels = LabelStore(path)
     labels.create("reds")
-    labels.mark(1, ["kept"], 1)
+    labels.mark(1, ["saved"], 1)
     labels.mark(1, ["undone"], 1)
     labels.undo()
     labels.close()
     path.write_bytes(path.read_bytes().replace(b'["undone"]', b'["undome"]'))
     reopened = LabelStore(path)
-    assert (reopened.damaged, list(reopened.get(1).marks)) == (1, ["kept"])
+    assert (reopened.damaged, list(reopened.get(1).marks)) == (1, ["saved"])
 
 
 @pytest.mark.parametrize("page", [0, 1, 3, 5])

@@ -228,8 +228,8 @@ def test_an_adapted_search_shows_previous_ranks_and_its_training_pairs(browser, 
     """The session's results are tested without a browser."""
 
     def rank_with_cut_off(*args, **options):
-        (found,) = rank_pictures(*args, **options)
-        return [replace(found, limit=float(found.scores[12]))]
+        (ranked,) = rank_pictures(*args, **options)
+        return [replace(ranked, limit=float(ranked.scores[12]))]
 
     monkeypatch.setattr("recollect.web.session.rank_pictures", rank_with_cut_off)
     tab = Tab(browser, drawings)

@@ -25,12 +25,12 @@ def test_colors_show_folders_or_labels(page):
     page.call("/api/classes/1/marks", {"ids": ["red/0.png", "red/3.png"], "mark": 1})
     page.call("/api/classes/1/marks", {"ids": ["green/1.png"], "mark": -1})
     ids = page.call("/api/map")[1]["ids"]
-    found = page.call("/api/map/groups?by=label")[1]
-    assert found["names"] == ["reds"]
-    assert {id for id, group in zip(ids, found["groups"], strict=True) if group == 0} == {"red/0.png", "red/3.png"}
-    found = page.call("/api/map/groups?by=folder&where=number%20%3C%2030")[1]
-    assert len(found["groups"]) == 30
-    assert set(found["groups"]) == set(range(len(found["names"])))
+    colors = page.call("/api/map/groups?by=label")[1]
+    assert colors["names"] == ["reds"]
+    assert {id for id, group in zip(ids, colors["groups"], strict=True) if group == 0} == {"red/0.png", "red/3.png"}
+    colors = page.call("/api/map/groups?by=folder&where=number%20%3C%2030")[1]
+    assert len(colors["groups"]) == 30
+    assert set(colors["groups"]) == set(range(len(colors["names"])))
 
 
 def test_pictures_inside_a_drawn_loop_can_be_labeled(browser, page):

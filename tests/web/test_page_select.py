@@ -110,9 +110,9 @@ def test_search_filter_viewer_label_select_and_export(browser, album):
         with tab.tab.expect_download() as download:
             tab.tab.select_option("#selected-export", kind)
         with open(download.value.path(), "rb") as file:
-            found = labels(file.read())
-        assert len(found) == 8
-        assert all("warm" in each for each in found)
+            exported = labels(file.read())
+        assert len(exported) == 8
+        assert all("warm" in each for each in exported)
     tab.tab.click("#selected-copy")
     out = album.folder.parent / "new folder/out"
     tab.tab.fill(".question input", str(out))
@@ -363,12 +363,12 @@ def test_labels_are_exported_as_coco_annotations(album):
     album.call(f"/api/classes/{key}/marks", {"ids": ids[:2], "mark": 1})
     status, (data, _) = album.call("/api/selection/export", {"kind": "coco-labels", "ids": ids[:3]}, raw=True)
     assert status == 200
-    found = json.loads(data)
-    (category,) = found["categories"]
+    coco = json.loads(data)
+    (category,) = coco["categories"]
     assert category["name"] == "warm"
-    images = {each["id"]: each for each in found["images"]}
+    images = {each["id"]: each for each in coco["images"]}
     assert len(images) == 3
-    assert [each["category_id"] for each in found["annotations"]] == [category["id"]] * 2
-    for each in found["annotations"]:
+    assert [each["category_id"] for each in coco["annotations"]] == [category["id"]] * 2
+    for each in coco["annotations"]:
         image = images[each["image_id"]]
         assert each["bbox"] == [0, 0, image["width"], image["height"]]

@@ -54,10 +54,10 @@ def test_texts_longer_than_the_model_reads_give_a_note(drawings):
 def test_searches_by_picture_can_be_refined_and_filtered(drawings):
     session, large = drawings.session, io.BytesIO()
     guide_world.drawing(5).resize((1500, 1400)).effect_spread(40).save(large, "JPEG")
-    found = listed(session, SearchTerm(upload=session.upload(large.getvalue())))["tiles"]
+    tiles = listed(session, SearchTerm(upload=session.upload(large.getvalue())))["tiles"]
     index = Index.open(drawings.folder, session.library.index.encoder)
     expected = index.search(Query.picture(Image.open(large).convert("RGB")), 30)
-    np.testing.assert_allclose([tile["score"] for tile in found], [hit.score for hit in expected], atol=1e-5)
+    np.testing.assert_allclose([tile["score"] for tile in tiles], [hit.score for hit in expected], atol=1e-5)
     key = session.upload(guide_world.encoded(guide_world.drawing(77)))
     terms = (SearchTerm(upload=key), SearchTerm(id="d/3", weight=-0.5))
     refined = listed(session, *terms, where="number < 12", adapt=True)
@@ -110,10 +110,10 @@ def test_without_captions_the_cut_off_is_learned_from_marks(painted, tmp_path, m
         marked = [id for id in ids if id.startswith(name)]
         page.call(f"/api/classes/{key}/marks", {"ids": marked, "mark": 1})
     encoder = page.session.library.index.encoder
-    asked, embed = [], encoder.embed_texts
-    monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: asked.extend(texts) or embed(texts, *kind))
+    embedded, embed = [], encoder.embed_texts
+    monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: embedded.extend(texts) or embed(texts, *kind))
     page.session.prepare()
-    assert len(asked) == 2, "the text of a label is embedded only once"
+    assert len(embedded) == 2, "the text of a label is embedded only once"
     answer = page.list(terms=[{"words": "red"}])
     stop()
     learned = answer["cut"]
@@ -170,11 +170,11 @@ def test_the_sorted_view_lists_the_possible_labels(page, monkeypatch):
     reds = page.list(order="sorted", show="class:red")
     assert reds["total"] == next(each["pictures"] for each in answer["classes"] if each["name"] == "red")
     encoder = page.session.library.index.encoder
-    asked, embed = [], encoder.embed_texts
-    monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: asked.append(texts) or embed(texts, *kind))
+    embedded, embed = [], encoder.embed_texts
+    monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: embedded.append(texts) or embed(texts, *kind))
     assert page.call("/api/classes/1/marks", {"ids": ["red/36.png"], "mark": 1})[0] == 200
     again = page.list(order="sorted")
-    assert (again["revision"], asked) == (answer["revision"] + 1, []), "new marks do not embed the class texts again"
+    assert (again["revision"], embedded) == (answer["revision"] + 1, []), "new marks do not embed the class texts again"
 
 
 def test_a_picture_unlike_every_example_fits_no_label(tmp_path):

@@ -55,10 +55,10 @@ def test_marks_undone_just_before_a_fit_are_not_learned(page, monkeypatch):
     get, taken = session.labels.get, []
 
     def get_then_undo(key):
-        found = get(key)
+        label = get(key)
         if not taken:
             taken.append(session.undo())
-        return found
+        return label
 
     monkeypatch.setattr(session.labels, "get", get_then_undo)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The suites say what the papers' tables say, and open sets of the same form as those on the hub."""
+"""The suites match the papers' tables and open data sets in the format of the hub."""
 
 import datasets
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from recollect.core.errors import UserError
 from recollect.evaluation.tasks.catalogue import suite
 
-# LIxP, Table 7, read off the paper once more: support and test sizes, classes.
+# LIxP, Table 7, transcribed independently from the paper: support and test sizes, classes.
 TABLE_7 = {
     "cub-200-2011": (5994, 5794, 200), "stanford-cars": (8144, 8041, 196), "cassava": (5656, 1885, 5),
     "cifar-100": (50000, 10000, 100), "colorectal-histology": (2000, 3000, 8),
@@ -27,7 +27,7 @@ def test_the_21_sets_have_the_sizes_of_table_7():
     assert len({e.spec for e in entries}) == 21
 
 
-def test_prefix_conditionings_sets_have_the_sizes_of_its_table_6():
+def test_the_sets_of_prefix_conditioning_have_the_sizes_of_its_table_6():
     sizes = {entry.name: (entry.support_size, entry.query_size) for entry in suite("prefix-11")}
     assert sizes == {
         "food-101": (75750, 25250), "cifar-10": (50000, 10000), "cifar-100": (50000, 10000), "voc-2007": (5011, 4952),
@@ -59,7 +59,7 @@ def test_class_names_become_readable(name, raw, readable):
 
 
 def small_copy(make, entry, per_class=10, **splits):
-    """A set in the form of the hub's, sorted by class as many of them are, with few images."""
+    """Write a small data set in the hub's format, sorted by class like many of them, and return its address."""
     image, label = entry.columns.image or "image", entry.columns.label or "label"
     names = [f"class_{i}" for i in range(entry.classes)]
     features = datasets.Features({image: datasets.Image(), label: datasets.ClassLabel(names=names)})
@@ -74,15 +74,15 @@ def small_copy(make, entry, per_class=10, **splits):
 @pytest.mark.parametrize("name", ["cassava", "cifar-100"])
 def test_a_set_with_splits_opens_as_a_task(make, name, monkeypatch):
     entry = next(e for e in suite("lixp-21") if e.name == name)
-    place, load = small_copy(make, entry, per_class=2), datasets.load_dataset
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: load(place))
+    copy, load = small_copy(make, entry, per_class=2), datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: load(copy))
     task = entry.open()
     assert (task.name, len(task.class_names)) == (name, entry.classes)
     assert len(task.support) == len(task.query) == 2 * entry.classes
     assert task.class_names[1] == "class 1"
 
 
-def test_a_sliced_set_sorted_by_class_keeps_all_classes_in_both_parts(make):
+def test_slices_of_a_set_sorted_by_class_contain_all_classes(make):
     entry = next(e for e in suite("lixp-21") if e.name == "colorectal-histology")
     copy = small_copy(make, entry, per_class=300, train=1)
     task = entry.open(f"{copy}?shuffle=0")
@@ -93,7 +93,7 @@ def test_a_sliced_set_sorted_by_class_keeps_all_classes_in_both_parts(make):
     }
 
 
-def test_what_cannot_be_opened_says_so(make):
+def test_an_entry_that_cannot_be_opened_is_named(make):
     voc = next(e for e in suite("prefix-11") if e.name == "voc-2007")
     with pytest.raises(UserError, match="voc-2007"):
         voc.open()

@@ -1,4 +1,4 @@
-"""Names of the sources of a pool."""
+"""Names of a pool's sources and domains."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from recollect.evaluation.pools import open_pools
 def table(tmp_path):
     for number in range(3):
         Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
-    place = tmp_path / "pairs.csv"
-    place.write_text("image,caption\n0.png,a dog\n1.png,a cat\n2.png,a car\n")
-    return place
+    path = tmp_path / "pairs.csv"
+    path.write_text("image,caption\n0.png,a dog\n1.png,a cat\n2.png,a car\n")
+    return path
 
 
-def test_sources_of_one_name_are_two_domains(table):
+def test_sources_with_the_same_name_are_separate_domains(table):
     other = table.parent / "b"
     other.mkdir()
     for file in table.parent.glob("*.*"):
@@ -27,14 +27,14 @@ def test_sources_of_one_name_are_two_domains(table):
     assert len(set(pool.task.domains)) == len(set(pool.task.images.source_names)) == 2
 
 
-def test_a_domain_that_is_called_all_is_not_the_whole_pool(table):
+def test_a_domain_named_all_is_not_the_whole_pool(table):
     table.write_text("image,caption,domain\n0.png,a dog,all\n1.png,a cat,all\n2.png,a car,mean of domains\n")
     (pool,) = open_pools([str(table)], split="all")
     assert pool.task.domains == ("domain all", "domain all", "domain mean of domains")
 
 
 @pytest.mark.parametrize(
-    ("specs", "names", "found"),
+    ("specs", "names", "distinct"),
     [
         (["a/x.csv", "b/x.csv"], ["x:test", "x:test"], ["a/x:test", "b/x:test"]),
         (["a/c/x", "b/c/x", "y"], ["x", "x", "y"], ["a/c/x", "b/c/x", "y"]),
@@ -43,5 +43,5 @@ def test_a_domain_that_is_called_all_is_not_the_whole_pool(table):
         (["a/x.csv", "a/y.csv"], ["x", "y"], ["x", "y"]),
     ],
 )
-def test_files_of_one_name_are_named_by_what_tells_them_apart(specs, names, found):
-    assert distinct_names(specs, names) == found
+def test_names_of_equal_files_include_the_differing_part_of_the_path(specs, names, distinct):
+    assert distinct_names(specs, names) == distinct
