@@ -137,6 +137,16 @@ def checkpoint(folder: Path, seed: int = 0) -> None:
     processor.save_pretrained(folder)
 
 
+def word_tokenizer(*words: str, **options) -> PreTrainedTokenizerFast:
+    """Return a word-level tokenizer; ids 0 to 4 are BERT's special tokens."""
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, **options)
+
+
 def captioner(folder: Path, seed: int = 0) -> None:
     """Save a tiny random BLIP, determined by the seed."""
     from transformers.models.blip import image_processing_pil_blip
@@ -145,12 +155,7 @@ def captioner(folder: Path, seed: int = 0) -> None:
         pytest.skip("this transformers version needs torchvision for BLIP")
     from transformers import BlipImageProcessorPil
 
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *COLORS, *NOUNS])}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
-    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    words = word_tokenizer("[DEC]", "[ENC]", *COLORS, *NOUNS)
     numbers = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0, "encoder_hidden_size": 16}
     text = _TOWER | numbers | {"vocab_size": len(words), "is_decoder": True, "initializer_range": 0.5}
     config = BlipConfig(text_config=text, vision_config=_TOWER | {"image_size": SIZE, "patch_size": 8})

@@ -18,6 +18,10 @@ def unit(values):
     return (values / np.linalg.norm(values, axis=-1, keepdims=True)).astype(np.float32)
 
 
+def random_unit(generator, *shape):
+    return unit(generator.normal(size=shape))
+
+
 def make_rows(count, first=0, width=WIDTH, captions=None):
     """Return rows with every field filled; row ``i`` does not depend on ``first``.
 

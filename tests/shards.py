@@ -5,6 +5,7 @@ import tarfile
 
 from PIL import Image
 
+from pictures import encoded
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.transforms import ImageTransform
@@ -13,9 +14,7 @@ TRANSFORM = ImageTransform(size=8)
 
 
 def png(number: int) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (9, 9), (number % 256, number // 256, 0)).save(data, "PNG")
-    return data.getvalue()
+    return encoded(Image.new("RGB", (9, 9), (number % 256, number // 256, 0)))
 
 
 def tar_of(numbers) -> bytes:

@@ -190,7 +190,7 @@ def broken_set(make, count, broken):
     return open_source(str(make.parquet({"image": images, "caption": ["x"] * count})))
 
 
-def test_broken_images_are_skipped_counted_and_named(make, shade, capfd):
+def test_broken_images_are_skipped_counted_and_named(make, capfd):
     source = broken_set(make, 150, {7, 120})
     read = [each for block in readable_blocks(source, 16, share=0.02) for each in block]
     assert [place for place, _ in read] == [int(sample.id) for _, sample in read]

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pictures import encoded
 from recollect.core.errors import UserError
 from recollect.data.sources.images import BrokenImageError, as_rgb, decode, pixel_digest
 from recollect.data.transforms import ImageTransform
-
-
-def encoded(image, format="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def test_the_error_for_a_full_disk_names_the_cache_folder(store, monkeypatch, tm
     assert not list(kept.glob("*.tar"))
 
 
-def test_a_worker_reopens_remote_files(store, monkeypatch):
+def test_a_worker_reopens_remote_files(store):
     """fsspec's remote file systems do not work after a fork."""
     file = f"{store.address}/train-0.parquet"
     opened = streams._parquet(file)

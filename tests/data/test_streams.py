@@ -178,7 +178,7 @@ def test_remote_files_belong_to_the_split_in_their_name(places):
         open_source(spec, split="validation")
 
 
-def test_a_damaged_picture_in_a_shard_is_counted_and_replaced(places, tmp_path):
+def test_a_damaged_picture_in_a_shard_is_counted_and_replaced(tmp_path):
     for shard in range(4):
         (tmp_path / f"s-{shard}.tar").write_bytes(tar_of(range(shard * 50, (shard + 1) * 50)))
     source = open_source(f"{tmp_path}?stream=yes")

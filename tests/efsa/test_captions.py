@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
-    PreTrainedTokenizerFast,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -39,18 +37,8 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 PICTURES = {"image_size": 16, "patch_size": 8}
 
 
-def tokenizer():
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<image>", "[DEC]", "[ENC]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names, additional_special_tokens=["<image>"])
-
-
 def save_llava(folder, template):
-    words = tokenizer()
+    words = guide_world.word_tokenizer("<image>", *WORDS, additional_special_tokens=["<image>"])
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(**SMALL, **PICTURES),
         text_config=LlamaConfig(
@@ -180,7 +168,7 @@ def test_captions_are_written_once_and_an_interrupted_run_continues(tmp_path, pi
     assert (again.written, again.known) == (0, 23)
 
 
-def test_an_index_stores_each_batch_of_captions_with_their_vectors(tmp_path, pictures, make_encoder):
+def test_an_index_stores_each_batch_of_captions_with_their_vectors(pictures, make_encoder):
     encoder = make_encoder("clip")
     index = Index.create(width=20, model=encoder.fingerprint)
     own = encoder.embed_texts(["my own"]).numpy()

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index_rows import random_unit, unit
 from recollect.efsa.normalization import (
     Normalization,
     NormalizedIndex,
@@ -13,11 +14,6 @@ from recollect.efsa.normalization import (
     reference_means,
 )
 from recollect.index import Index, Rows
-
-
-def unit(generator, *shape):
-    rows = generator.normal(size=shape).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 def ranking(vectors, means, alpha, queries):
@@ -30,7 +26,7 @@ def ranking(vectors, means, alpha, queries):
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.floats(0, 2))
 def test_the_normalized_index_matches_the_formula(seed, images, references, k, alpha):
     generator = np.random.default_rng(seed)
-    gallery, texts, queries = (unit(generator, number, 4) for number in (images, references, 3))
+    gallery, texts, queries = (random_unit(generator, number, 4) for number in (images, references, 3))
     means = reference_means(gallery, texts, k)
     exact = gallery.astype(np.float64) @ texts.astype(np.float64).T
     slow = [np.mean(sorted(row, reverse=True)[:k]) for row in exact]
@@ -44,7 +40,7 @@ def test_the_normalized_index_matches_the_formula(seed, images, references, k, a
 
 def test_alpha_0_and_equal_means_keep_the_ranking():
     generator = np.random.default_rng(0)
-    gallery, queries = unit(generator, 20, 6), unit(generator, 5, 6)
+    gallery, queries = random_unit(generator, 20, 6), random_unit(generator, 5, 6)
     plain = np.argsort(-(queries @ gallery.T), axis=1, kind="stable").astype(str)
     assert (ranking(gallery, generator.random(20).astype(np.float32), 0.0, queries).ids == plain).all()
     assert (ranking(gallery, np.full(20, 0.3, dtype=np.float32), 0.8, queries).ids == plain).all()
@@ -54,15 +50,11 @@ def test_normalization_removes_a_hub_from_the_top():
     """An image near all references ranks first for most queries without normalization, and for none with it."""
     generator = np.random.default_rng(1)
     common = np.eye(8, dtype=np.float32)[0]
-    references = unit(generator, 60, 8) + 1.2 * common
-    references /= np.linalg.norm(references, axis=1, keepdims=True)
-    gallery = references[:10] - 0.9 * common
-    gallery = np.concatenate([gallery / np.linalg.norm(gallery, axis=1, keepdims=True), common[None]]).astype(
-        np.float32
-    )
+    references = unit(random_unit(generator, 60, 8) + 1.2 * common)
+    gallery = np.concatenate([unit(references[:10] - 0.9 * common), common[None]])
     queries = references[:10]
     means = reference_means(gallery, references, 30)
-    before, after = (ranking(gallery.astype(np.float32), means, alpha, queries).ids for alpha in (0.0, 1.0))
+    before, after = (ranking(gallery, means, alpha, queries).ids for alpha in (0.0, 1.0))
     assert (before[:, 0] == "10").sum() >= 8
     assert (after[:, 0] == [str(row) for row in range(10)]).all()
 
@@ -71,9 +63,8 @@ def test_normalization_removes_a_hub_from_the_top():
 def test_the_choice_matches_explicit_leave_one_out(seed):
     """The reference removes each caption in turn, recomputes all means, and ranks the caption's image."""
     generator = np.random.default_rng(seed)
-    images, owners = unit(generator, 12, 5), np.arange(9)
-    texts = unit(generator, 9, 5) + images[:9] + 0.8 * unit(generator, 1, 5)
-    texts = (texts / np.linalg.norm(texts, axis=1, keepdims=True)).astype(np.float32)
+    images, owners = random_unit(generator, 12, 5), np.arange(9)
+    texts = unit(random_unit(generator, 9, 5) + images[:9] + 0.8 * random_unit(generator, 1, 5))
     slow = {}
     for alpha in (0.0, 0.5, 1.0):
         for k in (1, 3, 8):

@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 
-from index_rows import HashEncoder, Pictures
+from index_rows import HashEncoder, Pictures, unit
 from recollect.index import Index
 from recollect.reco.pairs import Pairs
 
 WIDTH = 16
 MODEL = "model-a"
-
-
-def unit(values):
-    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
 
 
 def make_pairs(count, first=0, width=WIDTH, model=MODEL, seed=0):

@@ -106,7 +106,7 @@ def test_fusions_without_learned_weights(built, pictures, encoder):
     torch.testing.assert_close(plain.embed_images(image), own)
 
 
-def test_mismatched_parts_are_rejected(built, encoder, other_encoder, tmp_path, pairs):
+def test_mismatched_parts_are_rejected(built, encoder, other_encoder, tmp_path):
     fusion = fusion_of()
     with pytest.raises(UserError, match="model-b"):
         RetrievalEnhancedEncoder(other_encoder, built, fusion)

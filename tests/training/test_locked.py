@@ -211,7 +211,7 @@ def test_pictures_without_a_caption_are_skipped(start):
     torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images([source[0].image, source[2].image]))
 
 
-def test_class_synonyms_are_used_even_if_the_first_class_has_none(pairs, start, tmp_path):
+def test_class_synonyms_are_used_even_if_the_first_class_has_none(pairs, start):
     lines = [json.dumps({"path": f"{n}.png", "label": "cat" if n < 9 else "dog", "others": ["hound"] if n > 8 else []})
              for n in range(18)]  # fmt: skip
     (pairs.parent / "classes.jsonl").write_text("\n".join(lines))
@@ -244,7 +244,7 @@ def test_possible_texts_include_every_template_of_every_class(start):
     assert encoder.pooled_texts(sorted(texts)[:2]).shape == (2, 64)
 
 
-def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch, start):
+def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(locked, "MADE_ROWS", 40)
     kept = lock_source(build_model("glyph-random", texts=["a"]), open_source("glyphs:captions"))
     assert len(kept) == 40

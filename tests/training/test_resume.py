@@ -223,7 +223,7 @@ def test_user_made_copies_of_a_checkpoint_are_left_unchanged(small, unbroken, tm
     assert_same_run(out, unbroken)
 
 
-def test_options_that_do_not_affect_the_model_may_change_on_resume(small, unbroken, tmp_path, capfd):
+def test_options_that_do_not_affect_the_model_may_change_on_resume(small, tmp_path, capfd):
     out = tmp_path / "run"
     stopped_at(small, out, 5)
     other = replace(RECIPE, workers=1, chunk=None, log_every=1, checkpoint_every=1, checkpoints_kept=1)
