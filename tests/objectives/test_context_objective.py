@@ -10,47 +10,14 @@ from torch.nn.functional import gelu, layer_norm
 
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
+from slow_losses import attend, contrastive_loss, rows
 
 BATCH, WIDTH = 9, 6
-
-
-def rows(count, width=WIDTH, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, width, generator=generator, dtype=torch.float64)
 
 
 def pairs():
     return {"images": rows(BATCH) * 2, "texts": rows(BATCH, seed=1), "views": rows(BATCH, seed=2),
             "context": rows(5, seed=3)}  # fmt: skip
-
-
-def base_loss(base, images, texts, scale, bias, labels):
-    """Compute the loss pair by pair; images and texts are unit-norm."""
-    count = len(images)
-    logits = [[scale * images[i].dot(texts[j]) for j in range(count)] for i in range(count)]
-    if base == "sigmoid":
-        total = 0.0
-        for i in range(count):
-            for j in range(count):
-                z = 1.0 if i == j else -1.0
-                total = total - torch.log(torch.sigmoid(z * (logits[i][j] + bias)))
-        return total / count
-    total = 0.0
-    for i in range(count):
-        same = [k for k in range(count) if k == i or (labels is not None and labels[i] >= 0 and labels[k] == labels[i])]
-        row = torch.stack(logits[i])
-        column = torch.stack([logits[j][i] for j in range(count)])
-        for line in (row, column):
-            total = total - sum(line[k] - torch.logsumexp(line, 0) for k in same) / len(same)
-    return total / (2 * count)
-
-
-def attend(query, keys, values, hidden, tau):
-    """Attend with one query to all keys except the hidden one."""
-    seen = [j for j in range(len(keys)) if j != hidden]
-    logits = torch.stack([query.dot(keys[j]) / (tau * math.sqrt(len(query))) for j in seen])
-    weights = torch.softmax(logits, 0)
-    return sum(weight * values[j] for weight, j in zip(weights, seen, strict=True))
 
 
 def stopped(options, part, tensors):
@@ -109,14 +76,14 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     found, unit = torch.stack(found), torch.stack(unit)
     if options.residual:
         mixed = objective.alpha * unit + (1 - objective.alpha) * found
-        return base_loss(base, mixed / mixed.norm(dim=1, keepdim=True), words, tau_1, bias_1, labels)
-    first = base_loss(base, unit, words, tau_1, bias_1, labels)
+        return contrastive_loss(base, mixed / mixed.norm(dim=1, keepdim=True), words, tau_1, bias_1, labels)
+    first = contrastive_loss(base, unit, words, tau_1, bias_1, labels)
     seen = None if views is None else torch.stack([view / view.norm() for view in views])
     if options.augmented.startswith("all"):
-        first = (first + base_loss(base, seen, words, tau_1, bias_1, labels)) / 2
-    loss = objective.alpha * first + (1 - objective.alpha) * base_loss(base, found, words, tau_2, bias_2, labels)
+        first = (first + contrastive_loss(base, seen, words, tau_1, bias_1, labels)) / 2
+    loss = objective.alpha * first + (1 - objective.alpha) * contrastive_loss(base, found, words, tau_2, bias_2, labels)
     if options.augmented == "all+infonce":
-        loss = loss + base_loss("softmax", unit, seen, objective.log_scale_views.exp(), 0.0, None)
+        loss = loss + contrastive_loss("softmax", unit, seen, objective.log_scale_views.exp())
     return loss
 
 
@@ -421,33 +388,14 @@ def without_copies(objective, images, texts, duplicate_ids, labels, past=()):
             found.append(torch.zeros(WIDTH, dtype=torch.float64))
             continue
         keys = [images[j] for j in seen] + old
-        logits = torch.stack([unit[i].dot(key / key.norm()) for key in keys])
-        weights = (logits / (objective.log_tau.exp() * math.sqrt(WIDTH))).softmax(0)
-        value = sum(weight * key for weight, key in zip(weights, keys, strict=True))
+        value = attend(unit[i], [key / key.norm() for key in keys], keys, None, objective.log_tau.exp())
         found.append(value / value.norm())
 
     def loss(rows, term):
-        logits, scale = rows @ words.T, term.log_scale.exp()
-        total = 0.0
-        for i in range(count):
-            if objective.term.base == "sigmoid":
-                z = scale * logits[i] + term.bias
-                total = total - torch.nn.functional.logsigmoid(z[i])
-                total = total - sum(
-                    torch.nn.functional.logsigmoid(-z[j]) for j in range(count) if j != i and not copy[i][j]
-                )
-                continue
-            alike = [
-                j for j in range(count) if j == i or (labels is not None and labels[i] >= 0 and labels[j] == labels[i])
-            ]
-            against = [j for j in range(count) if j in alike or not copy[i][j]]
-            for line in (scale * logits[i], scale * logits[:, i]):
-                total = total - sum(line[j] - line[against].logsumexp(0) for j in alike) / len(alike) / 2
-        return total / count
+        return contrastive_loss(objective.term.base, rows, words, term.log_scale.exp(), term.bias, labels, copy)
 
-    return objective.alpha * loss(unit, objective.term) + (1 - objective.alpha) * loss(
-        torch.stack(found), objective.context_term
-    )
+    found = torch.stack(found)
+    return objective.alpha * loss(unit, objective.term) + (1 - objective.alpha) * loss(found, objective.context_term)
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])

@@ -1,6 +1,7 @@
 """The pure loss functions compared with float64 loops, and their two forms with each other."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+import slow_losses
 from recollect.objectives import (
     attend,
     contextualize,
@@ -15,94 +17,43 @@ from recollect.objectives import (
     sigmoid_contrastive,
     softmax_contrastive,
 )
+from slow_losses import contrastive_loss, rows
 
 SIZES = [(2, 1), (5, 2), (23, 7), (24, 8), (9, 64)]
-
-
-def rows(count, width=6, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, width, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def number(value, dtype=torch.float64):
     return torch.tensor(value, dtype=dtype)
 
 
-def slow_sigmoid(images, texts, scale, bias):
-    total = 0.0
-    for i, image in enumerate(images):
-        for j, text in enumerate(texts):
-            z = 1.0 if i == j else -1.0
-            total = total - torch.log(torch.sigmoid(z * (scale * image.dot(text) + bias)))
-    return total / len(images)
-
-
-def slow_labels(images, texts, labels, scale):
-    total = 0.0
-    for left, right in ((images, texts), (texts, images)):
-        for i, row in enumerate(left):
-            logits = torch.stack([scale * row.dot(other) for other in right])
-            positives = [k for k in range(len(right)) if k == i or (labels[i] >= 0 and labels[k] == labels[i])]
-            total = total - sum(logits[k] - logits.logsumexp(0) for k in positives) / len(positives)
-    return total / (2 * len(images))
-
-
-def slow_softmax(images, texts, scale):
-    return slow_labels(images, texts, torch.full((len(images),), -1), scale)
-
-
-def slow_contextualize(images, temperature):
-    found = []
-    for i, image in enumerate(images):
-        others = [j for j in range(len(images)) if j != i]
-        logits = torch.stack(
-            [image.dot(images[j]) / image.norm() / images[j].norm() / temperature for j in others]
-        ) / math.sqrt(images.shape[1])
-        weights = torch.exp(logits - logits.max())
-        value = sum(weight * images[j] for weight, j in zip(weights / weights.sum(), others, strict=True))
-        found.append(value / value.norm())
-    return torch.stack(found)
+def slow_contextualize(images, tau):
+    keys = [image / image.norm() for image in images]
+    found = [slow_losses.attend(key, keys, images, i, tau) for i, key in enumerate(keys)]
+    return torch.stack([value / value.norm() for value in found])
 
 
 def labels_for(count):
     return torch.tensor([(7 * index) % 5 - 1 for index in range(count)])
 
 
+def pair_inputs(*numbers):
+    return lambda n, dtype: (
+        *(normalize(rows(n, seed=seed, dtype=dtype), dim=1) for seed in (0, 1)),
+        *(number(value, dtype) for value in numbers),
+    )
+
+
 CASES = {
-    "sigmoid": (
-        lambda x, t, s, b, **how: sigmoid_contrastive(x, t, s, b, **how),
-        slow_sigmoid,
-        lambda n, dtype: (
-            normalize(rows(n, dtype=dtype), dim=1),
-            normalize(rows(n, seed=1, dtype=dtype), dim=1),
-            number(7.0, dtype),
-            number(-2.5, dtype),
-        ),
-    ),
-    "softmax": (
-        lambda x, t, s, **how: softmax_contrastive(x, t, s, **how),
-        slow_softmax,
-        lambda n, dtype: (
-            normalize(rows(n, dtype=dtype), dim=1),
-            normalize(rows(n, seed=1, dtype=dtype), dim=1),
-            number(9.0, dtype),
-        ),
-    ),
+    "sigmoid": (sigmoid_contrastive, partial(contrastive_loss, "sigmoid"), pair_inputs(7.0, -2.5)),
+    "softmax": (softmax_contrastive, partial(contrastive_loss, "softmax"), pair_inputs(9.0)),
     "label": (
         lambda x, t, s, **how: label_contrastive(x, t, labels_for(len(x)), s, **how),
-        lambda x, t, s: slow_labels(x, t, labels_for(len(x)), s),
-        lambda n, dtype: (
-            normalize(rows(n, dtype=dtype), dim=1),
-            normalize(rows(n, seed=1, dtype=dtype), dim=1),
-            number(9.0, dtype),
-        ),
+        lambda x, t, s: contrastive_loss("label", x, t, s, labels=labels_for(len(x))),
+        pair_inputs(9.0),
     ),
-    "context": (
-        lambda x, tau, **how: contextualize(x, tau, **how),
-        slow_contextualize,
-        lambda n, dtype: (rows(n, dtype=dtype) * 3, number(0.2, dtype)),
-    ),
+    "context": (contextualize, slow_contextualize, lambda n, dtype: (rows(n, dtype=dtype) * 3, number(0.2, dtype))),
 }
+"""Function, slow reference, and inputs for a number of rows."""
 
 
 def value_and_gradients(function, inputs):

@@ -1,6 +1,7 @@
 """Training a fusion: neighbors of training pairs, the loss, and resuming."""
 
 import json
+import operator
 import shutil
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from index_rows import random_unit, unit
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.index import Index
@@ -26,6 +28,7 @@ from recollect.reco.objective import TERMS, FusionObjective
 from recollect.reco.pairs import Pairs
 from recollect.training.optimizer import Optimizer
 from recollect.training.options import Data
+from slow_losses import contrastive_loss
 
 SIDES = {"image": "images", "text": "texts"}
 
@@ -64,18 +67,13 @@ def test_neighbors_match_a_loop_over_the_index(on_disk, pairs, search, read, max
         np.testing.assert_array_equal(tokens[:, 1:], expected)
 
 
-def unit_rows(generator, *shape):
-    rows = generator.normal(size=shape)
-    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
-
-
 def test_a_text_reads_other_pictures_with_its_caption_in_training_as_in_testing():
     """Different pictures can share a caption and so a text vector, with cosine 1."""
     generator = np.random.default_rng(0)
-    texts = np.repeat(unit_rows(generator, 5, 16), 8, axis=0)
+    texts = np.repeat(random_unit(generator, 5, 16), 8, axis=0)
     captions = [f"caption {row // 8}" for row in range(40)]
     ids = [f"pair:{row}" for row in range(40)]
-    stored = Pairs(unit_rows(generator, 40, 16), texts, captions, ids, "model-a")
+    stored = Pairs(random_unit(generator, 40, 16), texts, captions, ids, "model-a")
     memory = stored.index()
 
     tested = stored.take(range(0, 40, 8))
@@ -114,9 +112,9 @@ def grow(index, pairs):
 
 def test_a_picture_never_reads_its_own_captions():
     generator = np.random.default_rng(1)
-    images = np.repeat(unit_rows(generator, 6, 16), 3, axis=0)
+    images = np.repeat(random_unit(generator, 6, 16), 3, axis=0)
     ids = [f"photo-{row // 3}.png" for row in range(18)]
-    texts = unit_rows(generator, 18, 16)
+    texts = random_unit(generator, 18, 16)
     stored = Pairs(images, texts, [f"caption {row}" for row in range(18)], ids, "model-a")
     index = stored.index()
     assert len(index) == 6
@@ -152,14 +150,10 @@ def test_saved_neighbors_open_unchanged(on_disk, pairs, tmp_path):
         Neighbors.open(tmp_path / "n.safetensors")
 
 
-def info_nce(images, texts, scale):
-    """Compute both cross-entropies one row at a time."""
-    total = 0.0
-    for one, other in ((images, texts), (texts, images)):
-        for row in range(len(one)):
-            logits = [scale * float(one[row] @ other[column]) for column in range(len(other))]
-            total += np.log(np.sum(np.exp(logits))) - logits[row]
-    return total / (2 * len(images))
+def info_nce(images, texts, scale, groups=None):
+    """Compute the symmetric softmax loss by loops; pairs that share a group are not negatives."""
+    copies = groups and [[any(map(operator.eq, own, other)) for other in groups] for own in groups]
+    return float(contrastive_loss("softmax", images, texts, scale, copies=copies))
 
 
 @pytest.mark.parametrize("terms", [TERMS, ("refined",), ("image", "text"), ("text",)])
@@ -182,22 +176,8 @@ def test_the_loss_is_the_sum_of_its_terms(terms):
     groups = torch.tensor([[0], [1]]).repeat(len(images), 1)[: len(images)]
     _, report = objective(images, texts, labels=groups)
     if "refined" in terms:
-        wanted = masked_info_nce(refined_images, refined_texts, 3.0, groups.tolist())
+        wanted = info_nce(refined_images, refined_texts, 3.0, groups.tolist())
         assert float(report["refined_loss"]) == pytest.approx(wanted, rel=1e-6)
-
-
-def masked_info_nce(images, texts, scale, groups):
-    """Compute both cross-entropies by loops, excluding candidates that share a group with the row."""
-    total = 0.0
-    for one, other in ((images, texts), (texts, images)):
-        for row in range(len(one)):
-            terms = [
-                np.exp(scale * float(one[row] @ other[column]))
-                for column in range(len(other))
-                if column == row or not any(a == b for a, b in zip(groups[row], groups[column], strict=True))
-            ]
-            total += np.log(np.sum(terms)) - scale * float(one[row] @ other[row])
-    return total / (2 * len(images))
 
 
 @given(
@@ -206,12 +186,12 @@ def masked_info_nce(images, texts, scale, groups):
 )  # fmt: skip
 def test_pairs_of_the_same_group_are_not_negatives(rows, keys, distinct, tile, seed):
     generator = np.random.default_rng(seed)
-    images, texts = (torch.from_numpy(unit_rows(generator, rows, 8)).double() for _ in range(2))
+    images, texts = (torch.from_numpy(random_unit(generator, rows, 8)).double() for _ in range(2))
     groups = torch.from_numpy(generator.integers(0, distinct, (rows, keys)))
     scale = torch.tensor(7.0, dtype=torch.float64)
     form = "blockwise" if tile else "dense"
     loss = softmax_contrastive(images, texts, scale, duplicate_ids=groups, form=form, tile=tile)
-    assert loss.item() == pytest.approx(masked_info_nce(images, texts, 7.0, groups.tolist()), rel=1e-9, abs=1e-12)
+    assert loss.item() == pytest.approx(info_nce(images, texts, 7.0, groups.tolist()), rel=1e-9, abs=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +202,6 @@ def world(tmp_path_factory):
     links them. Without the index, nothing that helps new concepts can be learned.
     """
     generator = np.random.default_rng(0)
-
-    def unit(rows):
-        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
     concepts, width = 300, 32
     keys, values = (generator.normal(size=(concepts, width)) for _ in range(2))
@@ -403,7 +380,7 @@ def loop_offsets(tokens, captions, modalities, newness, seed, step):
 )  # fmt: skip
 def test_offsets_match_a_loop_over_tokens(seed, step, share, strength, modalities):
     generator = np.random.default_rng(seed)
-    tokens = torch.from_numpy(unit_rows(generator, 6, 5, 16))
+    tokens = torch.from_numpy(random_unit(generator, 6, 5, 16))
     tokens[2, 2:] = 0
     captions = torch.from_numpy(generator.integers(0, 2**62, 5)[generator.integers(0, 5, (6, 5))])
     newness = Newness("offsets", strength, share)
@@ -419,10 +396,9 @@ def test_newness_teaches_a_fusion_to_read_although_the_model_fits_the_training_p
     width, concepts = 32, 400
 
     def near(which, vectors):
-        noisy = vectors[which] + 0.35 / width**0.5 * generator.normal(size=(len(which), width))
-        return (noisy / np.linalg.norm(noisy, axis=1, keepdims=True)).astype(np.float32)
+        return unit(vectors[which] + 0.35 / width**0.5 * generator.normal(size=(len(which), width)))
 
-    keys, values = unit_rows(generator, concepts, width), unit_rows(generator, concepts, width)
+    keys, values = random_unit(generator, concepts, width), random_unit(generator, concepts, width)
     values[:300] = keys[:300]  # training concepts: image and text agree
 
     def pairs(which, name):
