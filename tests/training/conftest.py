@@ -22,6 +22,7 @@ from recollect.objectives import Objective
 from recollect.objectives.shards import WHOLE, Shard
 from recollect.training.assembly import Parts
 from recollect.training.loop import Hook, train
+from recollect.training.ranks import ranks
 from recollect.training.step import Inputs
 
 WIDTH, LENGTH, WORDS = 6, 5, 11
@@ -234,6 +235,21 @@ def in_processes():
         for process in processes:
             process.join(60)
         assert [process.exitcode for process in processes] == [0] * size
+
+    return run
+
+
+@pytest.fixture
+def in_ranks(in_processes, tmp_path):
+    """Return a function that runs ``work(rank)`` in a group of processes and returns all results."""
+
+    def run(work, size: int) -> list:
+        def save(rank: int) -> None:
+            with ranks("cpu"):
+                torch.save(work(rank), tmp_path / f"{rank}.pt")
+
+        in_processes(save, size)
+        return [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
 
     return run
 

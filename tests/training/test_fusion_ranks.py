@@ -6,7 +6,7 @@ import torch
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.learning import FusionTowers
 from recollect.reco.objective import TERMS, FusionObjective
-from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+from recollect.training.ranks import shard_of_this_process, sum_gradients
 
 BATCH, PLACES, WIDTH = 12, 4, 8
 CASES = [
@@ -53,16 +53,9 @@ def fused(case, rank, shard):
     return {"total": shard.total(loss), **report, **gradients(towers=towers, objective=objective)}
 
 
-def test_two_processes_give_the_loss_and_gradients_of_one(in_processes, tmp_path):
-    made = range(len(CASES))
-
-    def work(rank):
-        with ranks("cpu"):
-            torch.save([fused(case, rank, shard_of_this_process()) for case in made], tmp_path / f"{rank}.pt")
-
-    in_processes(work, 2)
-    shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for case in made:
+def test_two_processes_give_the_loss_and_gradients_of_one(in_ranks):
+    shares = in_ranks(lambda rank: [fused(case, rank, shard_of_this_process()) for case in range(len(CASES))], 2)
+    for case in range(len(CASES)):
         expected = fused(case, 0, shard_of_this_process())
         assert float(expected["total"].detach()) == pytest.approx(float(expected["loss"]))
         learned = {name for name, value in expected.items() if "fusion." in name and value.abs().max() > 1e-6}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recollect.objectives import ContextObjective, ContrastiveObjective
-from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+from recollect.training.ranks import shard_of_this_process, sum_gradients
 from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
 
 BATCH, WIDTH = 12, 6
@@ -93,19 +93,11 @@ def outcome(place, case, shard):
     # Two processes: every case. Four processes: every ablation, with one of the bases.
     [(2, range(len(CASES))), (4, [len(ABLATIONS) * (number % 3) + number for number in range(len(ABLATIONS))])],
 )
-def test_several_processes_give_the_loss_and_gradients_of_one(
-    processes, cases, in_processes, tmp_path, monkeypatch, unchecked
-):
+def test_several_processes_give_the_loss_and_gradients_of_one(processes, cases, in_ranks, monkeypatch, unchecked):
     for module in ("context", "sigmoid", "softmax"):
         monkeypatch.setattr(f"recollect.objectives.{module}.tile_size", lambda device: 5)
 
-    def work(rank):
-        with ranks("cpu"):
-            found = [outcome(rank, case, shard_of_this_process()) for case in cases]
-            torch.save(found, tmp_path / f"{rank}.pt")
-
-    in_processes(work, processes)
-    shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(processes)]
+    shares = in_ranks(lambda rank: [outcome(rank, case, shard_of_this_process()) for case in cases], processes)
     for place, case in enumerate(cases):
         name = CASES[case]
         for step, expected in enumerate(outcome(0, case, shard_of_this_process())):
@@ -117,7 +109,7 @@ def test_several_processes_give_the_loss_and_gradients_of_one(
                     assert error < 1e-9, f"{name} {key} {error}"
 
 
-def test_each_process_computes_only_its_rows_of_the_logits(in_processes, tmp_path):
+def test_each_process_computes_only_its_rows_of_the_logits(in_ranks):
     """Each of four processes computes a quarter of the products."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -130,10 +122,5 @@ def test_each_process_computes_only_its_rows_of_the_logits(in_processes, tmp_pat
             objective(images, texts, shard=shard)[0].backward()
         return counter.get_total_flops()
 
-    def work(rank):
-        with ranks("cpu"):
-            torch.save(flops(shard_of_this_process(), batch // 4), tmp_path / f"{rank}.pt")
-
-    in_processes(work, 4)
-    alone = flops(shard_of_this_process(), batch)
-    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(4)] == [alone // 4] * 4
+    shares = in_ranks(lambda rank: flops(shard_of_this_process(), batch // 4), 4)
+    assert shares == [flops(shard_of_this_process(), batch) // 4] * 4

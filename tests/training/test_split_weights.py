@@ -14,7 +14,6 @@ from recollect.models import build_model
 from recollect.objectives import ContextObjective
 from recollect.training.loop import Hook, train
 from recollect.training.options import Context, Data, Model, ObjectiveOptions, Recipe
-from recollect.training.ranks import ranks
 from recollect.training.sharded import clip_gradients, shard_weights, whole, whole_weights
 from recollect.training.step import Inputs, StepOptions, train_step
 from run_files import weights
@@ -50,25 +49,22 @@ def step_of(model, objective, given, chunk=None):
 
 
 @splits
-def test_gradients_and_their_norm_match_whole_weights(in_processes, tmp_path, unchecked):
+def test_gradients_and_their_norm_match_whole_weights(in_ranks, unchecked):
     def work(rank):
-        with ranks("cpu"):
-            model, objective = parts()
-            shard_weights(model)
-            split = [name for name, each in model.named_parameters() if isinstance(each, DTensor)]
-            found = step_of(model, objective, inputs(model, rank, 2), chunk=2)  # layers are gathered for each chunk
-            with whole_weights(model):
-                weights = {name: each.detach().clone() for name, each in model.named_parameters()}
-            torch.save((split, weights, *found), tmp_path / f"{rank}.pt")
+        model, objective = parts()
+        shard_weights(model)
+        split = [name for name, each in model.named_parameters() if isinstance(each, DTensor)]
+        found = step_of(model, objective, inputs(model, rank, 2), chunk=2)  # layers are gathered for each chunk
+        with whole_weights(model):
+            return split, {name: each.detach().clone() for name, each in model.named_parameters()}, *found
 
-    in_processes(work, 2)
+    shares = in_ranks(work, 2)
     model, objective = parts()
     before, norm, after = step_of(model, objective, inputs(model))
-    for rank in (0, 1):
-        split, weights, own_before, own_norm, own_after = torch.load(tmp_path / f"{rank}.pt")
-        shares = {name: each.numel() for name, each in model.named_parameters()}
-        assert sum(shares[name] for name in split) > 0.7 * sum(shares.values())
-        torch.testing.assert_close(weights, {n: p.detach() for n, p in model.named_parameters()}, rtol=0, atol=0)
+    for split, gathered, own_before, own_norm, own_after in shares:
+        sizes = {name: each.numel() for name, each in model.named_parameters()}
+        assert sum(sizes[name] for name in split) > 0.7 * sum(sizes.values())
+        torch.testing.assert_close(gathered, {n: p.detach() for n, p in model.named_parameters()}, rtol=0, atol=0)
         assert own_norm.item() == pytest.approx(norm.item(), rel=1e-9)
         for found, expected in ((own_before, before), (own_after, after)):
             assert found.keys() == expected.keys()

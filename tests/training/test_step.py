@@ -1,6 +1,5 @@
 """A batch has the same gradient whether embedded at once, in chunks, or by several processes."""
 
-import json
 from itertools import accumulate
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recollect.core.seeding import derive_seed
-from recollect.training.ranks import ranks
 from recollect.training.step import Inputs, StepOptions, train_step
 from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
 
@@ -176,7 +174,7 @@ def test_bfloat16_towers_accumulate_gradients_in_float32(small):
         torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.03)
 
 
-def test_two_processes_give_the_gradients_of_one(small, in_processes, tmp_path):
+def test_two_processes_give_the_gradients_of_one(small, in_ranks):
     """Dropout is off, since the processes draw different numbers."""
     rows = 12
     whole = doubled(small.inputs(0))
@@ -187,20 +185,17 @@ def test_two_processes_give_the_gradients_of_one(small, in_processes, tmp_path):
         tokens = {name: column[part] for name, column in whole.tokens.items()}
         return Inputs(whole.images[part], tokens, whole.labels[part], whole.views[part], whole.context[share])
 
-    def work(rank: int) -> None:
-        with ranks("cpu"):
-            model, objective = pair(small, dropout=0.0)
-            report = train_step(model, objective, half(rank), StepOptions(chunk=4))
-            torch.save(gradients(model, objective), tmp_path / f"{rank}.pt")
-            (tmp_path / f"{rank}.json").write_text(json.dumps(report["loss"].item()))
+    def step(inputs: Inputs, chunk=None):
+        model, objective = pair(small, dropout=0.0)
+        report = train_step(model, objective, inputs, StepOptions(chunk=chunk))
+        return report["loss"].item(), gradients(model, objective)
 
-    in_processes(work, 2)
-    model, objective = pair(small, dropout=0.0)
-    report = train_step(model, objective, whole)
-    for rank in (0, 1):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(report["loss"].item(), abs=1e-12)
-        for name, gradient in torch.load(tmp_path / f"{rank}.pt").items():
-            torch.testing.assert_close(gradient, gradients(model, objective)[name], rtol=0, atol=1e-10, msg=name)
+    results = in_ranks(lambda rank: step(half(rank), 4), 2)
+    expected_loss, expected = step(whole)
+    for loss, found in results:
+        assert loss == pytest.approx(expected_loss, abs=1e-12)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-10, msg=name)
 
 
 def test_scaling_the_loss_does_not_change_the_gradients(small):
