@@ -171,20 +171,16 @@ def test_setting_the_temperature_does_not_change_embeddings(checkpoint, captions
 
 
 @pytest.mark.parametrize("kind", ["altclip", "chinese_clip", "align", "metaclip_2"])
-def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels):
+def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels, bert_words):
     from transformers import (
         AutoConfig,
-        BertTokenizer,
         CLIPImageProcessorPil,
         EfficientNetImageProcessorPil,
         VisionTextDualEncoderProcessor,
     )
 
-    letters = [*"abcdefghijklmnopqrstuvwxyz"]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=30)
     tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = tower | {"vocab_size": len(words), "max_position_embeddings": 40, "eos_token_id": 3, "pad_token_id": 0}
+    text = tower | {"vocab_size": len(bert_words), "max_position_embeddings": 40, "eos_token_id": 3, "pad_token_id": 0}
     image = tower | {"image_size": 32, "patch_size": 8}
     if kind == "align":
         image = {"image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 32}
@@ -199,7 +195,7 @@ def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels):
             size={"height": 39, "width": 39}, crop_size=size, do_center_crop=True, rescale_factor=1 / 127.5,
             rescale_offset=True, do_normalize=False, include_top=False, resample=2,
         )  # fmt: skip
-    VisionTextDualEncoderProcessor(images, tokenizer).save_pretrained(tmp_path / kind)
+    VisionTextDualEncoderProcessor(images, bert_words).save_pretrained(tmp_path / kind)
     encoder = load_model(tmp_path / kind, "cpu")
     plain = AutoProcessor.from_pretrained(tmp_path / kind).image_processor(pictures, return_tensors="pt")[
         "pixel_values"

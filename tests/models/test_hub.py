@@ -71,20 +71,16 @@ def client(hub, token="hf_good"):
     return HfApi(endpoint=f"http://127.0.0.1:{hub.server_port}", token=token)
 
 
-def test_a_pushed_model_arrives_complete_in_a_private_repository(hub, model):
+@pytest.mark.parametrize("private", [True, False])
+def test_a_pushed_model_arrives_complete(hub, model, private):
     check_push("me/model", client(hub))
-    address = push_model(model, "me/model", api=client(hub))
+    address = push_model(model, "me/model", **({} if private else {"private": False}), api=client(hub))
     assert address.endswith("/me/model")
     assert hub.made[0]["name"] == "model"
     assert hub.made[0]["organization"] == "me"
-    assert hub.made[0].get("private", hub.made[0].get("visibility") == "private")
+    assert hub.made[0].get("private", hub.made[0].get("visibility") == "private") == private
     sent = {str(file.relative_to(model)): file.read_bytes() for file in model.rglob("*") if file.is_file()}
     assert {name: data for name, data in hub.files.items() if name != ".gitattributes"} == sent
-
-
-def test_a_public_repository_is_created_on_request(hub, model):
-    push_model(model, "me/model", private=False, api=client(hub))
-    assert not hub.made[0].get("private", hub.made[0].get("visibility") == "private")
 
 
 def test_missing_push_permission_is_reported_before_training(hub):

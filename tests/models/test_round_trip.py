@@ -39,11 +39,14 @@ def perturbed(encoder):
     return encoder
 
 
-def test_a_checkpoint_gives_the_same_embeddings_in_plain_transformers(
+def test_a_saved_checkpoint_gives_the_same_embeddings_here_and_in_plain_transformers(
     checkpoint, family, captions, assert_same_in_plain_transformers, tmp_path
 ):
     encoder = perturbed(load_model(checkpoint(family), "cpu"))
     assert_same_in_plain_transformers(encoder, captions, tmp_path / "model")
+    loaded = load_model(tmp_path / "model", "cpu")
+    assert loaded.fingerprint == encoder.fingerprint
+    assert torch.equal(loaded.embed_texts(captions), encoder.embed_texts(captions))
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
@@ -62,14 +65,6 @@ def test_prefix_tokens_work_the_same_in_plain_transformers(
     perturbed(encoder)
     for prefix in (None, "label"):
         assert_same_in_plain_transformers(encoder, captions, tmp_path / f"model-{prefix}", prefix)
-
-
-def test_a_saved_model_opens_here_with_the_same_fingerprint(checkpoint, family, captions, tmp_path):
-    encoder = perturbed(load_model(checkpoint(family), "cpu"))
-    encoder.save(tmp_path / "model")
-    again = load_model(tmp_path / "model", "cpu")
-    assert again.fingerprint == encoder.fingerprint
-    assert torch.equal(again.embed_texts(captions), encoder.embed_texts(captions))
 
 
 def test_embedding_does_not_affect_saved_files(captions, tmp_path):
