@@ -21,12 +21,17 @@ def build(photos, tmp_path, encoder, **options):
     return Index.build(photos, encoder, out=tmp_path / "index", options=IngestOptions(**options))
 
 
+@pytest.fixture
+def index(photos, tmp_path, encoder):
+    """An index of the photos."""
+    return build(photos, tmp_path, encoder)
+
+
 def keys(index):
     return sorted(tuple(sorted(file.key for file in each.files)) for each in index.pictures(index.ids))
 
 
-def test_a_picture_in_two_folders_is_one_row_with_two_files(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_picture_in_two_folders_is_one_row_with_two_files(index, encoder):
     assert len(index) == 11
     assert ("home/10.png", "norway/11.png") in keys(index)
     assert encoder.images == 11
@@ -57,18 +62,16 @@ def test_ctrl_c_keeps_committed_rows(tmp_path, encoder, monkeypatch):
     assert encoder.images == 12
 
 
-def test_adding_an_unchanged_folder_changes_nothing(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_adding_an_unchanged_folder_changes_nothing(index, photos, tmp_path, encoder):
     before, version = keys(index), index.version
-    again = index.add(photos)
+    report = index.add(photos)
     assert (keys(index), index.version) == (before, version)
-    assert (again.unchanged, again.added, again.updated, again.gone) == (12, 0, 0, 0)
+    assert (report.unchanged, report.added, report.updated, report.gone) == (12, 0, 0, 0)
     assert encoder.images == 11
     assert keys(build(photos, tmp_path, encoder)) == before
 
 
-def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(index, photos, encoder):
     ids, embedded = set(index.ids), encoder.images
     os.rename(photos / "home" / "2.png", photos / "norway" / "boat.png")
     index.set_captions({index.find(["home/2.png"])[0]: "five stars"})
@@ -78,8 +81,7 @@ def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(photos, tmp_pa
     assert index.ids_where("caption = 'five stars'") == index.find(["norway/boat.png"])
 
 
-def test_a_moved_file_gets_its_new_folder(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_moved_file_gets_its_new_folder(index, photos):
     home = index.count_where("folder = 'home'")
     (photos / "away").mkdir()
     (photos / "home" / "10.png").rename(photos / "away" / "10.png")
@@ -90,8 +92,7 @@ def test_a_moved_file_gets_its_new_folder(photos, tmp_path, encoder):
     assert index.count_where("folder = 'home'") == home - 1
 
 
-def test_a_moved_source_keeps_its_rows(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_moved_source_keeps_its_rows(index, photos, tmp_path, encoder):
     moved = shutil.move(photos, tmp_path / "elsewhere" / "photos")
     index.add(moved, name="photos")
     assert len(index) == 11
@@ -99,8 +100,7 @@ def test_a_moved_source_keeps_its_rows(photos, tmp_path, encoder):
     assert all(each.path.exists() for each in index.pictures(index.ids))
 
 
-def test_a_file_with_new_pixels_moves_to_another_row(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_file_with_new_pixels_moves_to_another_row(index, photos):
     old = index.find(["home/4.png"])[0]
     write_picture(photos / "home" / "4.png", 77)
     index.add(photos)
@@ -109,16 +109,14 @@ def test_a_file_with_new_pixels_moves_to_another_row(photos, tmp_path, encoder):
     assert index.find(["home/4.png"])[0] != old
 
 
-def test_deleted_files_are_removed_and_unreadable_ones_kept(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_deleted_files_are_removed_and_unreadable_ones_kept(index, photos):
     (photos / "home" / "2.png").unlink()
     (photos / "home" / "4.png").write_bytes(b"no picture")
     report = index.add(photos)
     assert (report.gone, len(report.broken), len(index)) == (1, 1, 10)
 
 
-def test_a_removed_picture_stays_removed_under_any_name_until_it_is_restored(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_removed_picture_stays_removed_under_any_name_until_it_is_restored(index, photos, encoder):
     removed = index.find(["home/6.png"])
     assert index.remove(removed) == 1
     index.add(photos)
@@ -133,8 +131,7 @@ def test_a_removed_picture_stays_removed_under_any_name_until_it_is_restored(pho
     assert encoder.images == embedded
 
 
-def test_a_removed_picture_stays_removed_if_its_file_disappears_and_returns(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_removed_picture_stays_removed_if_its_file_disappears_and_returns(index, photos, tmp_path):
     index.remove(index.find(["home/6.png"]))
     (photos / "home" / "6.png").rename(tmp_path / "moved.png")
     index.add(photos)
@@ -185,15 +182,13 @@ def test_near_duplicates_are_left_out_on_request(photos, encoder):
     assert len(Index.build(photos, encoder, options=IngestOptions(near=-1.0))) == 1
 
 
-def test_a_name_of_another_source_is_rejected(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_name_of_another_source_is_rejected(index, photos, tmp_path):
     write_picture(tmp_path / "b" / "photos" / "x.png", 50)
     with pytest.raises(UserError, match="--name"):
         index.add(tmp_path / "b" / "photos")
 
 
-def test_forgetting_a_source_keeps_pictures_of_other_sources(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_forgetting_a_source_keeps_pictures_of_other_sources(index, photos, tmp_path):
     shutil.copytree(photos / "home", tmp_path / "second")
     index.add(tmp_path / "second")
     assert index.forget("photos") == 5
@@ -206,8 +201,7 @@ def test_a_missing_source_creates_no_index(tmp_path, encoder):
     assert not (tmp_path / "index").exists()
 
 
-def test_a_limit_removes_no_rows(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
+def test_a_limit_removes_no_rows(index, photos):
     index.add(photos, options=IngestOptions(limit=3))
     assert len(index) == 11
 

@@ -13,18 +13,22 @@ from recollect.index.watch import FolderWatch, folder_state
 
 
 @pytest.fixture
-def watched(photos, tmp_path, encoder):
+def index(tmp_path, encoder):
     index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
     index.model.use(encoder, "the model")
-    return index, FolderWatch(index, photos)
+    return index
+
+
+@pytest.fixture
+def watch(index, photos):
+    return FolderWatch(index, photos)
 
 
 def files(index):
     return {file.key for each in index.pictures(index.ids) for file in each.files}
 
 
-def test_changes_in_the_folder_reach_the_index(watched, photos, encoder):
-    index, watch = watched
+def test_changes_in_the_folder_reach_the_index(index, watch, photos, encoder):
     assert watch.poll(settled=True).added == 11
     assert watch.poll() is None
     write_picture(photos / "new.png", 100)
@@ -41,8 +45,7 @@ def test_changes_in_the_folder_reach_the_index(watched, photos, encoder):
     assert watch.poll() is None
 
 
-def test_two_files_of_equal_size_and_time_that_swap_names_are_noticed(watched, photos):
-    index, watch = watched
+def test_two_files_of_equal_size_and_time_that_swap_names_are_noticed(index, watch, photos):
     for number in (0, 2):
         os.utime(photos / "home" / f"{number}.png", (1e9, 1e9))
     watch.poll(settled=True)
@@ -54,8 +57,7 @@ def test_two_files_of_equal_size_and_time_that_swap_names_are_noticed(watched, p
     assert index.find(["home/2.png", "home/0.png"]) == before
 
 
-def test_watching_treats_copies_like_building(watched, photos, tmp_path, encoder):
-    index, watch = watched
+def test_watching_treats_copies_like_building(index, watch, photos, tmp_path, encoder):
     watch.poll(settled=True)
     (photos / "copy.png").write_bytes((photos / "home" / "2.png").read_bytes())
     report = watch.poll(settled=True)
@@ -79,8 +81,7 @@ def test_the_state_of_a_folder_changes_with_names_sizes_and_times(photos):
     assert len(states) == 4
 
 
-def test_a_partially_copied_picture_is_read_once_it_is_complete(watched, photos):
-    index, watch = watched
+def test_a_partially_copied_picture_is_read_once_it_is_complete(index, watch, photos):
     watch.poll(settled=True)
     whole = io.BytesIO()
     Image.effect_noise((64, 64), 50).save(whole, "PNG")
@@ -92,8 +93,7 @@ def test_a_partially_copied_picture_is_read_once_it_is_complete(watched, photos)
     assert len(index) == 12
 
 
-def test_an_emptied_or_missing_folder_removes_nothing(watched, photos):
-    index, watch = watched
+def test_an_emptied_or_missing_folder_removes_nothing(index, watch, photos):
     watch.poll(settled=True)
     for file in [file for file in photos.rglob("*") if file.is_file()]:
         file.unlink()
@@ -106,9 +106,8 @@ def test_an_emptied_or_missing_folder_removes_nothing(watched, photos):
         FolderWatch(index, photos)
 
 
-def test_unreadable_folders_and_files_remove_nothing(watched, photos, monkeypatch, capsys):
+def test_unreadable_folders_and_files_remove_nothing(index, watch, photos, monkeypatch, capsys):
     """Patched system calls deny access, since root could read everything."""
-    index, watch = watched
     os.symlink(".", photos / "again")  # a loop if links are followed
     assert folder_state(photos)[0] == 12
     watch.poll(settled=True)
@@ -132,8 +131,7 @@ def test_unreadable_folders_and_files_remove_nothing(watched, photos, monkeypatc
     assert "norway" in capsys.readouterr().err
 
 
-def test_a_picture_deleted_during_the_first_poll_does_not_end_the_watch(watched, photos, monkeypatch):
-    _, watch = watched
+def test_a_picture_deleted_during_the_first_poll_does_not_end_the_watch(watch, photos, monkeypatch):
     add, reports = Index.add, []
 
     def vanish(*args, **options):
@@ -155,8 +153,7 @@ def test_a_picture_deleted_during_the_first_poll_does_not_end_the_watch(watched,
         watch.follow(0.01, reports.append)
 
 
-def test_a_new_watch_resumes_and_changes_no_other_source(watched, photos, tmp_path, encoder):
-    index, watch = watched
+def test_a_new_watch_resumes_and_changes_no_other_source(index, watch, photos, tmp_path, encoder):
     watch.poll(settled=True)
     write_picture(tmp_path / "b" / "photos" / "0.png", 300)
     with pytest.raises(UserError):
@@ -171,8 +168,7 @@ def test_a_new_watch_resumes_and_changes_no_other_source(watched, photos, tmp_pa
     assert index.info().sources == {"photos": 10, "more": 1}
 
 
-def test_changed_captions_in_a_metadata_file_reach_the_index(watched, photos):
-    index, watch = watched
+def test_changed_captions_in_a_metadata_file_reach_the_index(index, watch, photos):
     for caption in ("a boat", "a red boat"):
         (photos / "metadata.csv").write_text(f"file_name,caption\nhome/0.png,{caption}\n")
         watch.poll(), watch.poll()
@@ -183,8 +179,7 @@ def test_changed_captions_in_a_metadata_file_reach_the_index(watched, photos):
     assert len(index) == 1
 
 
-def test_changed_captions_in_text_files_reach_the_index(watched, photos):
-    index, watch = watched
+def test_changed_captions_in_text_files_reach_the_index(index, watch, photos):
     for caption in ("a boat", "a red boat"):
         for file in photos.rglob("*.png"):
             file.with_suffix(".txt").write_text(f"{caption}\n{file.stem}a", "utf-8")

@@ -18,6 +18,14 @@ from recollect.web.label_store import LabelStore
 from recollect.web.server import end_in_time
 
 
+@pytest.fixture
+def labels(tmp_path):
+    """A store with one class."""
+    store = LabelStore(tmp_path / "labels.sqlite")
+    store.create("reds")
+    return store
+
+
 def state(labels):
     return {each.key: (each.name, each.text, list(each.marks.items())) for each in labels.classes.values()}
 
@@ -144,9 +152,7 @@ def clicker(path, name, clicks):
                             text=True)  # fmt: skip
 
 
-def test_concurrent_clicks_of_two_processes_are_all_saved(tmp_path):
-    labels = LabelStore(tmp_path / "labels.sqlite")
-    labels.create("reds")
+def test_concurrent_clicks_of_two_processes_are_all_saved(labels):
     both = [clicker(labels.path, name, 60) for name in "ab"]
     assert [process.wait(300) for process in both] == [0, 0]
     assert set(labels.get(1).marks) == {f"{name}{number}" for name in "ab" for number in range(60)}
@@ -154,9 +160,7 @@ def test_concurrent_clicks_of_two_processes_are_all_saved(tmp_path):
         process.stdout.close()
 
 
-def test_a_killed_process_loses_no_acknowledged_click(tmp_path):
-    labels = LabelStore(tmp_path / "labels.sqlite")
-    labels.create("reds")
+def test_a_killed_process_loses_no_acknowledged_click(labels):
     process = clicker(labels.path, "a", 10**6)
     for _ in range(21):
         process.stdout.readline()
@@ -165,15 +169,13 @@ def test_a_killed_process_loses_no_acknowledged_click(tmp_path):
     process.wait()
     process.stdout.close()
     labels.close()
-    reopened = LabelStore(tmp_path / "labels.sqlite")
+    reopened = LabelStore(labels.path)
     assert reopened.damaged == 0
     assert acknowledged <= len(reopened.get(1).marks) <= acknowledged + 1
     reopened.mark(1, ["later"], 1)
 
 
-def test_a_click_on_a_full_disk_is_reported_and_never_saved(tmp_path):
-    labels = LabelStore(tmp_path / "labels.sqlite")
-    labels.create("reds")
+def test_a_click_on_a_full_disk_is_reported_and_never_saved(labels):
     labels.mark(1, ["saved"], 1)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     usual = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail as on a full disk
@@ -188,7 +190,7 @@ def test_a_click_on_a_full_disk_is_reported_and_never_saved(tmp_path):
     assert list(labels.get(1).marks) == ["saved"]
     labels.mark(1, ["later"], 1)
     labels.close()
-    assert list(LabelStore(tmp_path / "labels.sqlite").get(1).marks) == ["saved", "later"]
+    assert list(LabelStore(labels.path).get(1).marks) == ["saved", "later"]
 
 
 def filled(path, clicks=400):
@@ -210,16 +212,13 @@ def test_a_flipped_bit_loses_one_click_and_is_counted(tmp_path):
     assert (reopened.damaged, set(reopened.get(1).marks)) == (1, ids - {"picture 7"})
 
 
-def test_the_undo_of_a_damaged_click_affects_no_other_click(tmp_path):
-    path = tmp_path / "labels.sqlite"
-    labels = LabelStore(path)
-    labels.create("reds")
+def test_the_undo_of_a_damaged_click_affects_no_other_click(labels):
     labels.mark(1, ["saved"], 1)
     labels.mark(1, ["undone"], 1)
     labels.undo()
     labels.close()
-    path.write_bytes(path.read_bytes().replace(b'["undone"]', b'["undome"]'))
-    reopened = LabelStore(path)
+    labels.path.write_bytes(labels.path.read_bytes().replace(b'["undone"]', b'["undome"]'))
+    reopened = LabelStore(labels.path)
     assert (reopened.damaged, list(reopened.get(1).marks)) == (1, ["saved"])
 
 
@@ -241,9 +240,7 @@ def test_a_damaged_database_page_loses_no_click_in_the_backup(tmp_path, page):
     assert "later" in reopened.get(1).marks
 
 
-def test_a_file_moved_away_while_open_accepts_no_clicks(tmp_path):
-    labels = LabelStore(tmp_path / "labels.sqlite")
-    labels.create("reds")
+def test_a_file_moved_away_while_open_accepts_no_clicks(labels, tmp_path):
     os.replace(tmp_path / "labels.sqlite", tmp_path / "elsewhere")
     with pytest.raises(UserError, match="Restart the server"):
         labels.mark(1, ["a"], 1)
