@@ -52,10 +52,22 @@ class Tab:
             still = 0 if self.pending else still + 1
             self.tab.wait_for_timeout(10)
 
+    def starts(self, selector, text):
+        """Wait until the text of an element starts with the given text."""
+        self.wait(
+            "([selector, text]) => document.querySelector(selector)?.textContent.startsWith(text)", [selector, text]
+        )
+
+    def contains(self, selector, text):
+        """Wait until the text of an element contains the given text."""
+        self.wait(
+            "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)", [selector, text]
+        )
+
     def search(self, words):
         self.tab.fill("#words", words)
         self.tab.press("#words", "Enter")
-        self.wait("document.querySelector('#status').textContent.includes('best first')")
+        self.contains("#status", "best first")
 
     def filter(self, text):
         """Enter a filter, after opening the sidebar where it is hidden, as on a phone."""

@@ -79,12 +79,12 @@ def until(condition, seconds=60):
     return value
 
 
-def start(folder, token=None, encoder=None):
+def start(folder, encoder=None):
     """Serve an index in a thread; return the page and a function that stops it."""
     pytest.importorskip("uvicorn", reason="needs the web extra")
     from recollect.web import Page
 
-    page = Page(Index.open(folder, encoder or ColorEncoder()), port=0, token=token).start()
+    page = Page(Index.open(folder, encoder or ColorEncoder()), port=0).start()
     page.session.prepare()
     address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
     return RunningPage(address, page.session, folder), page.stop

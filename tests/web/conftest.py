@@ -21,35 +21,30 @@ def painted(tmp_path_factory):
 
 
 @pytest.fixture
-def page(tmp_path, painted):
+def page(tmp_path, painted, start_page):
     """A page that tests may change."""
-    shutil.copytree(painted, tmp_path / "index")
-    running, stop = start(tmp_path / "index")
-    yield running
-    stop()
+    return start_page(shutil.copytree(painted, tmp_path / "index"))
 
 
 @pytest.fixture(scope="module")
 def shared_page(tmp_path_factory, painted):
     """A page that tests must not change."""
-    folder = tmp_path_factory.mktemp("shared") / "index"
-    shutil.copytree(painted, folder)
-    running, stop = start(folder)
+    running, stop = start(shutil.copytree(painted, tmp_path_factory.mktemp("shared") / "index"))
     yield running
     stop()
 
 
 @pytest.fixture
-def restart():
-    """Return a function that starts the page of an index."""
+def start_page():
+    """Return a function that starts the page of an index; all pages are stopped at the end."""
     stops = []
 
-    def restart_page(folder, token=None):
-        running, stop = start(folder, token)
+    def start_one(folder, encoder=None):
+        running, stop = start(folder, encoder=encoder)
         stops.append(stop)
         return running
 
-    yield restart_page
+    yield start_one
     for stop in stops:
         stop()
 

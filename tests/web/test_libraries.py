@@ -6,13 +6,13 @@ import pytest
 
 from browsing import WIDTHS, Tab
 from colors import COLORS, paint, shade
-from pages import color_index, start, until
+from pages import color_index, until
 from pictures import encoded
 from recollect.web import folder as folders
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
+def photos(tmp_path, monkeypatch, start_page):
     """The page of an index next to a smaller one and to a folder of pictures, all with the same model."""
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(folders, "POLL", 0.05)
@@ -20,9 +20,7 @@ def photos(tmp_path, monkeypatch):
     color_index(tmp_path / "indexes/small", rows=9)
     for number in range(4):
         paint(tmp_path / "Ärger & Co" / f"red {number}.png", COLORS["red"], number)
-    running, stop = start(tmp_path / "indexes/large")
-    yield running
-    stop()
+    return start_page(tmp_path / "indexes/large")
 
 
 def libraries(page, prefix=""):
@@ -118,18 +116,18 @@ def test_a_saved_search_can_be_reopened_and_the_library_switched(browser, photos
         tab.tab.click("#close-browse")
     tab.search("blue")
     show_browse()
-    tab.wait("document.querySelector('#searches').textContent.includes('blue')")
+    tab.contains("#searches", "blue")
     tab.tab.click("#searches .word:has-text('my reds')")
     tab.wait("document.querySelector('#words').value === 'red'")
     tab.shows("red")
     show_browse()
     tab.tab.click("#open-libraries")
     tab.tab.click(".libraries button:has-text('small')")
-    tab.wait("document.querySelector('#status')?.textContent.startsWith('9 pictures')")
+    tab.starts("#status", "9 pictures")
     assert "/library/" in tab.tab.url
     tab.tab.reload()
     tab.wait("document.querySelector('.tile.focus img')?.naturalWidth > 0")
-    tab.wait("document.querySelector('#status').textContent.startsWith('9 pictures')")
+    tab.starts("#status", "9 pictures")
     tab.clean()
 
 
@@ -150,8 +148,8 @@ def test_a_dropped_picture_can_be_searched_by_or_added(browser, photos):
     tab.shows("red")
     assert tab.tab.is_hidden("#drop-add")
     tab.tab.click(".term button:last-child")
-    tab.wait("document.querySelector('#status').textContent.startsWith('60 pictures')")
+    tab.starts("#status", "60 pictures")
     tab.tab.evaluate(drop, ["#drop-add", "new.png", data])
-    tab.wait("document.querySelector('#status').textContent.startsWith('61 pictures')")
+    tab.starts("#status", "61 pictures")
     assert photos.call("/api/info")[1]["pictures"] == 61
     tab.clean()

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from colors import COLORS, ColorEncoder, paint, shade
-from pages import HOSTILE, color_index, start
+from pages import HOSTILE, color_index
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
@@ -308,8 +308,8 @@ def test_the_guard_protects_the_page(page):
     assert page.call("/api/classes", {"name": "reds"}, headers={})[0] == 403
     assert page.call("/api/info", headers={"host": "evil.example"})[0] == 400
     assert page.call("/api/list", b" " * (2**22 + 1))[0] == 413
-    own = {"x-recollect": "1", "origin": page.address}
-    assert page.call("/api/classes", {"name": "reds"}, headers=own)[0] == 200
+    headers = {"x-recollect": "1", "origin": page.address}
+    assert page.call("/api/classes", {"name": "reds"}, headers=headers)[0] == 200
 
 
 def test_every_response_forbids_external_scripts(shared_page):
@@ -354,13 +354,13 @@ def test_pictures_removed_by_another_process_leave_the_page_but_keep_their_marks
     assert len(ranked(page, 1, "clicked")) == 2
 
 
-def test_marks_stay_with_their_pictures_when_files_are_swapped(tmp_path, restart):
+def test_marks_stay_with_their_pictures_when_files_are_swapped(tmp_path, start_page):
     """Another process updates the index; a mark belongs to the pixels."""
     folder = tmp_path / "photos"
     for number, name in enumerate(("red", "green", "blue")):
         paint(folder / f"{number}.png", COLORS[name], number)
     Index.build(folder, ColorEncoder(), out=tmp_path / "index")
-    page = restart(tmp_path / "index")
+    page = start_page(tmp_path / "index")
     first = page.list(terms=[{"words": "red"}])["tiles"][0]
     assert first["name"] == "0.png"
     page.call("/api/classes", {"name": "reds"})
@@ -379,9 +379,9 @@ def test_marks_stay_with_their_pictures_when_files_are_swapped(tmp_path, restart
     assert page.call("/api/classes")[1]["classes"][0]["yes"] == 1
 
 
-def test_a_rebuilt_index_is_shown_and_its_lost_labels_are_reported(tmp_path, restart):
+def test_a_rebuilt_index_is_shown_and_its_lost_labels_are_reported(tmp_path, start_page):
     color_index(tmp_path / "index", 12)
-    page = restart(tmp_path / "index")
+    page = start_page(tmp_path / "index")
     page.call("/api/classes", {"name": "reds"})
     shutil.rmtree(tmp_path / "index")
     color_index(tmp_path / "index", 9)
@@ -405,10 +405,10 @@ def test_a_page_continues_after_its_version_of_the_index_is_compacted(page):
     assert page.list()["total"] == page.list(terms=[{"words": "red"}])["total"] == 0
 
 
-def test_an_index_of_another_model_is_rejected(tmp_path):
+def test_an_index_of_another_model_is_rejected(tmp_path, start_page):
     Index.create(tmp_path / "index", width=3, model="another")
     with pytest.raises(UserError):
-        start(tmp_path / "index")
+        start_page(tmp_path / "index")
 
 
 def test_invalid_options_of_serve_give_a_one_line_error(tmp_path, capsys):

@@ -31,7 +31,7 @@ def test_searching_by_text_by_picture_and_away_from_a_picture(browser, shared_pa
     tab.wait("!document.querySelector('.tile .caption').textContent.includes('blue')")
     tab.tab.click(".term button >> nth=1")
     tab.filter("number < 4")
-    tab.wait("document.querySelector('#status').textContent.startsWith('4 pictures')")
+    tab.starts("#status", "4 pictures")
     tab.clean()
 
 
@@ -53,11 +53,11 @@ def test_a_class_learned_from_clicks_is_saved_and_survives_a_reload(browser, pag
         tab.wait("before => document.querySelector('.counts').textContent !== before", before)
     assert tab.tab.inner_text(".counts") == "✓3 ✗3"
     tab.tab.click("[data-show=likely]")
-    tab.wait("document.querySelector('#cut').textContent.includes('likely matches')")
+    tab.contains("#cut", "likely matches")
     tab.shows("red", 4)
     tab.tab.fill("#save-name", "reds")
     tab.tab.press("#save-name", "Enter")
-    tab.wait("document.querySelector('#notice').textContent.startsWith('Saved')")
+    tab.starts("#notice", "Saved")
     folder = page.folder / "page/classifiers/reds"
     assert tab.tab.inner_text("#saved code") == str(folder)
     saved = Classifier.load(folder)
@@ -93,7 +93,7 @@ def test_keyboard_shortcuts_mark_undo_and_navigate(browser, page):
     tab.wait("document.querySelectorAll('#classes li').length === 2")
     tab.ready()
     tab.tab.keyboard.press("2")
-    tab.wait("document.querySelector('#status').textContent.startsWith('✓ for others: red')")
+    tab.starts("#status", "✓ for others: red")
     tab.tab.keyboard.press("ArrowRight")
     tab.ready()
     active = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
@@ -138,7 +138,7 @@ def test_hostile_captions_are_plain_text_and_the_viewer_shows_all_captions(brows
     index.set_captions({id: captions})
     tab = Tab(browser, page)
     tab.filter("number = 58")
-    tab.wait("document.querySelector('#status').textContent.startsWith('1 picture')")
+    tab.starts("#status", "1 picture")
     tab.wait("caption => document.querySelector('.tile:not([hidden]) .caption').textContent === caption",
                               HOSTILE)  # fmt: skip
     tab.tab.click(".tile:not([hidden]) img")
@@ -193,34 +193,34 @@ def test_the_sorted_view_shows_classes_and_filters_see_labels(browser, page, siz
     tab = Tab(browser, page, size)
     tab.tab.click("#show-sorted")
     tab.tab.wait_for_selector("#sorted-classes button >> nth=4")
-    tab.wait("document.querySelector('#sorted-note').textContent.includes('held-out marks right')")
+    tab.contains("#sorted-note", "held-out marks right")
     tab.tab.click("#sorted-classes button:has-text('green')")
     tab.shows("green", 4)
     assert tab.tab.evaluate("document.querySelector('#sorted-classes .chosen').textContent").startswith("green")
     tab.tab.click("#show-grid")
     tab.filter("clicked = 'blue'")
-    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures')")
+    tab.starts("#status", "12 pictures")
     scope = "document.querySelector('#scope-note').textContent"
     tab.wait(f"{scope}.startsWith(\"Only where clicked = 'blue': 12 of 60.\")")
     tab.panel()
     tab.tab.click("#classes .name:has-text('blue')")
     tab.shows("blue", 4)
-    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures, best matches first')")
+    tab.starts("#status", "12 pictures, best matches first")
     page.call("/api/classes/3/marks", {"ids": ["red/0.png", "green/1.png"], "mark": -1})
     tab.tab.click("[data-show=clicked]")
-    tab.wait("document.querySelector('#cut').textContent.startsWith('With this filter: 12 likely matches')")
+    tab.starts("#cut", "With this filter: 12 likely matches")
     tab.tab.click("[data-show=next]")
-    tab.wait("document.querySelector('#status').textContent.startsWith('0 pictures: all of these are marked')")
+    tab.starts("#status", "0 pictures: all of these are marked")
     tab.tab.click("#show-sorted")
-    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures')")
+    tab.starts("#status", "12 pictures")
     tab.tab.click("#show-map")
-    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 12 pictures')")
+    tab.starts("#status", "Map of 12 pictures")
     tab.panel()
     link = tab.tab.get_attribute(".links a >> nth=0", "href")
     assert page.call(f"/{link}", raw=True)[1][0].decode().count("\nblue/") == 12, "only the pictures shown"
     tab.tab.click("#scope-off")
     tab.wait("document.querySelector('#scope').hidden")
-    tab.wait("document.querySelector('#cut').textContent.includes('Checked against your 14 marks')")
+    tab.contains("#cut", "Checked against your 14 marks")
     tab.clean()
 
 
@@ -259,7 +259,7 @@ def test_an_adapted_search_shows_previous_ranks_and_its_training_pairs(browser, 
 def test_results_below_the_cut_off_are_counted_and_dimmed(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.search("red")
-    tab.wait("document.querySelector('#status').textContent.includes('likely matches')")
+    tab.contains("#status", "likely matches")
     tab.wait("!document.querySelector('.tile.focus').classList.contains('below')")
     tab.tab.focus("#grid")
     tab.tab.keyboard.press("End")
@@ -275,7 +275,7 @@ def test_adapt_explains_what_it_needs_and_stays_off(browser, shared_page):
     tab.wait("document.querySelector('#adapt').title.includes('cannot refine')")
     tab.search("red")
     tab.tab.click("#adapt", force=True)
-    tab.wait("document.querySelector('#notice').textContent.includes('cannot refine')")
+    tab.contains("#notice", "cannot refine")
     assert tab.tab.get_attribute("#adapt", "aria-pressed") == "false"
     tab.search("green")
     tab.shows("green")
@@ -291,7 +291,7 @@ def test_a_failed_adapted_search_falls_back_to_plain_results(browser, drawings, 
     tab.search("a red bridge")
     tab.tab.fill("#words", "a green river")
     tab.tab.click("#adapt")
-    tab.wait("document.querySelector('#notice').textContent.includes('broke down')")
+    tab.contains("#notice", "broke down")
     tab.wait("document.querySelector('#adapt').getAttribute('aria-pressed') === 'false'")
     first = drawings.list(terms=[{"words": "a green river"}])["tiles"][0]
     tab.wait("shown => document.querySelector('.tile.focus .caption').textContent === shown",
@@ -307,15 +307,15 @@ def test_the_address_contains_search_filter_label_view_and_picture(browser, page
     tab.search("green")
     tab.shows("green")
     tab.filter("number < 30")
-    tab.wait("document.querySelector('#status').textContent.startsWith('30 pictures')")
+    tab.starts("#status", "30 pictures")
     tab.tab.click(".tile:not([hidden]) img >> nth=0")
     tab.tab.wait_for_selector("#viewer[open]")
     link = tab.tab.url
     tab.tab.go_back()
     tab.wait("!document.querySelector('#viewer').open")
-    tab.wait("document.querySelector('#status').textContent.startsWith('30 pictures')")
+    tab.starts("#status", "30 pictures")
     tab.tab.go_back()
-    tab.wait("document.querySelector('#status').textContent.startsWith('60 pictures')")
+    tab.starts("#status", "60 pictures")
     assert tab.tab.input_value("#where") == ""
     assert tab.tab.input_value("#words") == "green"
     tab.tab.goto(link)
@@ -329,11 +329,11 @@ def test_the_address_contains_search_filter_label_view_and_picture(browser, page
     tab.wait("location.search.includes('order=likely')")
     tab.tab.reload()
     tab.tab.wait_for_selector("#about:not([hidden])")
-    tab.wait("document.querySelector('#status').textContent.includes('best matches first')")
+    tab.contains("#status", "best matches first")
     tab.tab.click("#show-map")
     tab.wait("location.search.includes('view=map')")
     tab.tab.reload()
-    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 30')")
+    tab.starts("#status", "Map of 30")
     tab.clean()
 
 
@@ -345,7 +345,7 @@ def test_map_and_duplicates_open_and_late_responses_do_not_leave_them(browser, s
         tab.tab.fill("#words", words)
         tab.tab.press("#words", "Enter")
     tab.tab.click("#show-map")
-    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
+    tab.starts("#status", "Map of 60")
     while len(held) < 2:
         tab.tab.wait_for_timeout(10)
     for route in reversed(held):  # the later request is answered first
@@ -384,7 +384,7 @@ def test_a_million_rows_scroll_to_the_end_with_few_elements(browser, page, monke
     million = [ids[row % 60] for row in range(1_000_000)]
     monkeypatch.setattr(type(page.session), "_everything", lambda self, ask, view: Listing(million, None, len(million)))
     tab = Tab(browser, page)
-    tab.wait("document.querySelector('#status').textContent.startsWith('1,000,000')")
+    tab.starts("#status", "1,000,000")
     tab.tab.focus("#grid")
     tab.tab.keyboard.press("End")
     tab.wait(

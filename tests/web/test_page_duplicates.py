@@ -24,7 +24,7 @@ def find_duplicates(page, address="/api/duplicates"):
 
 
 @pytest.fixture
-def photos(tmp_path, restart):
+def photos(tmp_path, start_page):
     """A page with a picture in two folders, three shades of blue, and three drawings in two sizes each."""
     for place in ("one/red.png", "two/red.png"):
         paint(tmp_path / "photos" / place, COLORS["red"], 1)
@@ -35,7 +35,7 @@ def photos(tmp_path, restart):
         drawn.save(tmp_path / "photos" / f"drawing {number}.png")
         drawn.resize((200, 150)).save(tmp_path / "photos" / f"small {number}.jpg", quality=85)
     Index.build(tmp_path / "photos", ColorEncoder(), out=tmp_path / "index")
-    return restart(tmp_path / "index")
+    return start_page(tmp_path / "index")
 
 
 def test_the_page_shows_the_duplicates_of_the_index(page):
@@ -126,7 +126,7 @@ def test_duplicates_can_be_selected_previewed_removed_and_restored(browser, phot
     tab.tab.wait_for_selector(".preview img")
     assert tab.tab.locator(".preview li").count() == cards - groups - 1
     tab.tab.click(".question .main")
-    tab.wait("document.querySelector('#notice').textContent.startsWith('Removed')")
+    tab.starts("#notice", "Removed")
     left = 10 - (cards - groups - 1)
     tab.tab.wait_for_selector("#notice button")
     assert page.call("/api/info")[1]["pictures"] == left
@@ -134,7 +134,7 @@ def test_duplicates_can_be_selected_previewed_removed_and_restored(browser, phot
         tab.tab.keyboard.press("Control+z")
     else:
         tab.tab.click("#notice button")
-    tab.wait("document.querySelector('#notice').textContent.startsWith('Undone')")
+    tab.starts("#notice", "Undone")
     tab.tab.wait_for_selector(".alike >> nth=2")
     assert page.call("/api/info")[1]["pictures"] == 10
     wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
@@ -148,7 +148,7 @@ def test_the_search_for_duplicates_can_be_stopped(browser, page, monkeypatch):
     tab.tab.click("#show-duplicates")
     tab.wait("document.querySelector('.found progress')?.value > 0")
     tab.tab.click(".found button")
-    tab.wait("document.querySelector('.found').textContent.includes('Stopped')")
+    tab.contains(".found", "Stopped")
     tab.clean()
 
 

@@ -36,7 +36,7 @@ def test_colors_show_folders_or_labels(page):
 def test_pictures_inside_a_drawn_loop_can_be_labeled(browser, page):
     tab = Tab(browser, page)
     tab.tab.click("#show-map")
-    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
+    tab.starts("#status", "Map of 60")
     tab.tab.click(".map-tools button:has-text('Draw')")
     box = tab.tab.locator("#map").bounding_box()
     left, top, right, bottom = box["x"] + 2, box["y"] + 2, box["x"] + box["width"] - 2, box["y"] + box["height"] - 2
@@ -48,7 +48,7 @@ def test_pictures_inside_a_drawn_loop_can_be_labeled(browser, page):
     tab.tab.click(".map-tools button:has-text('Label these')")
     tab.tab.fill(".question input", "all of them")
     tab.tab.press(".question input", "Enter")
-    tab.wait("document.querySelector('#notice').textContent.startsWith('60 pictures marked')")
+    tab.starts("#notice", "60 pictures marked")
     assert page.call("/api/classes")[1]["classes"][0]["yes"] == 60
     assert page.call("/api/undo", b"")[1]["undone"]["do"] == "mark"
     tab.clean()

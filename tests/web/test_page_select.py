@@ -9,7 +9,6 @@ import pytest
 
 from browsing import WIDTHS, Tab
 from colors import COLORS, ColorEncoder, shade
-from pages import start
 from pictures import encoded
 from recollect.index import Index, transfer
 from recollect.index.picture import TRASH
@@ -18,7 +17,7 @@ NUMBER = 24
 
 
 @pytest.fixture
-def album(tmp_path):
+def album(tmp_path, start_page):
     """A page of 24 pictures in a folder with special characters."""
     names, folder = list(COLORS), tmp_path / "photos/Ärger #1 100% 😀"
     folder.mkdir(parents=True)
@@ -27,10 +26,9 @@ def album(tmp_path):
             encoded(shade(COLORS[names[number % 3]], number))
         )
     Index.build(tmp_path / "photos", ColorEncoder(), out=tmp_path / "index", model_name="colors")
-    running, stop = start(tmp_path / "index")
+    running = start_page(tmp_path / "index")
     running.session.local = True
-    yield running
-    stop()
+    return running
 
 
 def photos(album):
@@ -84,7 +82,7 @@ def test_search_filter_viewer_label_select_and_export(browser, album):
     tab.search("red")
     tab.shows("red")
     tab.filter("path like '%red%'")
-    tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
+    tab.starts("#status", "8 pictures")
     tab.tab.click(".tile.focus img")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.tab.keyboard.press("f")
@@ -97,7 +95,7 @@ def test_search_filter_viewer_label_select_and_export(browser, album):
     tab.tab.select_option("#selected-label", "new")
     tab.tab.fill(".question input", "warm")
     tab.tab.click(".question .main")
-    tab.wait("document.querySelector('#notice').textContent.includes('8 pictures labeled warm')")
+    tab.contains("#notice", "8 pictures labeled warm")
     (warm,) = [each for each in album.call("/api/classes")[1]["classes"] if each["name"] == "warm"]
     assert (warm["yes"], warm["no"]) == (8, 0)
     tab.tab.keyboard.press("Control+a")
@@ -117,10 +115,10 @@ def test_search_filter_viewer_label_select_and_export(browser, album):
     out = album.folder.parent / "new folder/out"
     tab.tab.fill(".question input", str(out))
     tab.tab.click(".question .main")
-    tab.wait("document.querySelector('#notice').textContent.includes('8 pictures copied')")
+    tab.contains("#notice", "8 pictures copied")
     assert len(list(out.glob("red*.png"))) == 8
     tab.tab.click("#notice button")
-    tab.wait("document.querySelector('#notice').textContent.startsWith('Undone')")
+    tab.starts("#notice", "Undone")
     assert list(out.iterdir()) == []
     tab.clean()
 
@@ -132,14 +130,14 @@ def test_removing_and_deleting_need_confirmation_and_can_be_undone(browser, albu
     selected(tab, 1)
     tab.tab.click("#selected-remove")
     tab.tab.click(".question .main")
-    tab.wait("document.querySelector('#status').textContent.startsWith('23 pictures')")
+    tab.starts("#status", "23 pictures")
     assert photos(album) == before
     tab.tab.click("#notice button")
-    tab.wait("document.querySelector('#status').textContent.startsWith('24 pictures')")
+    tab.starts("#status", "24 pictures")
     tab.tab.keyboard.press("Control+a")
     tab.tab.click("#selected-delete")
     tab.tab.click(".question .main")
-    tab.wait("document.querySelector('.question .folders')?.textContent.includes('Ärger #1 100% 😀: 24')")
+    tab.contains(".question .folders", "Ärger #1 100% 😀: 24")
     tab.tab.click(".question button:not(.main)")
     assert photos(album) == before, "deleting needs a second confirmation"
     tab.tab.keyboard.press("Escape")
@@ -148,18 +146,18 @@ def test_removing_and_deleting_need_confirmation_and_can_be_undone(browser, albu
     tab.tab.click("#selected-delete")
     tab.tab.click(".question .main")
     tab.tab.click(".question .main:has-text('Delete 1 file')")
-    tab.wait("document.querySelector('#status').textContent.startsWith('23 pictures')")
+    tab.starts("#status", "23 pictures")
     folder = album.folder.parent / "photos"
     assert len(list(folder.glob("Ä*/*.png"))) == 23
     assert len(list(folder.glob(".recollect-trash/*.png"))) == 1
     tab.tab.click("#notice button")
-    tab.wait("document.querySelector('#status').textContent.startsWith('24 pictures')")
+    tab.starts("#status", "24 pictures")
     assert photos(album) == before
     tab.tab.keyboard.press("Control+a")
     tab.tab.click("#selected-move")
     tab.tab.fill(".question input", str(album.folder.parent / "moved"))
     tab.tab.click(".question .main")
-    tab.wait("document.querySelector('#notice').textContent.includes('24 pictures moved')")
+    tab.contains("#notice", "24 pictures moved")
     assert len(list((album.folder.parent / "moved").iterdir())) == NUMBER
     tab.tab.reload()
     tab.wait("document.querySelector('.tile.focus img')?.naturalWidth > 0")
@@ -309,7 +307,7 @@ def test_an_existing_label_name_is_reused_and_a_later_mark_hides_the_undo_button
 def test_all_pictures_of_a_filter_can_be_deleted_and_restored(browser, album):
     tab = Tab(browser, album)
     tab.filter("width > 1 and path like '%red%'")
-    tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
+    tab.starts("#status", "8 pictures")
     tab.tab.focus("#grid")
     tab.tab.keyboard.press("Control+a")
     selected(tab, 8)
@@ -324,35 +322,31 @@ def test_all_pictures_of_a_filter_can_be_deleted_and_restored(browser, album):
     tab.tab.click("#selected-delete")
     tab.tab.click(".question .main")
     tab.tab.click(".question .main:has-text('Delete 8 files')")
-    tab.wait("document.querySelector('#notice').textContent.includes('8 pictures deleted')")
+    tab.contains("#notice", "8 pictures deleted")
     assert tab.tab.is_visible("#empty")
     tab.tab.keyboard.press(" ")
     tab.tab.click("#notice button")
-    tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
+    tab.starts("#status", "8 pictures")
     assert tab.tab.is_hidden("#empty")
     assert len(photos(album)) == NUMBER
     tab.problems.clear()  # the browser logs the empty filter
     tab.clean()
 
 
-def test_removed_and_deleted_pictures_can_be_restored_after_a_restart(browser, album):
+def test_removed_and_deleted_pictures_can_be_restored_after_a_restart(browser, album, start_page):
     before, ids = photos(album), album.list()["tiles"]
     removed, deleted = ids[0]["id"], ids[1]["id"]
     album.call("/api/selection/act", {"kind": "remove", "ids": [removed]})
     album.call("/api/selection/act", {"kind": "delete", "ids": [deleted]})
     assert ".recollect-trash" in str(next(each for each in album.folder.parent.rglob(ids[1]["name"])))
-    again, stop = start(album.folder.parent / "index")
-    try:
-        tab = Tab(browser, again)
-        tab.tab.click("#open-settings")
-        tab.tab.click("text=Removed pictures …")
-        for number in range(2):
-            tab.tab.click(f".sheet li button >> nth={number}")
-        tab.tab.click(".sheet button:has-text('Put back')")
-        tab.wait(f"document.querySelector('#status').textContent.startsWith('{NUMBER} pictures')")
-        tab.clean()
-    finally:
-        stop()
+    tab = Tab(browser, start_page(album.folder))
+    tab.tab.click("#open-settings")
+    tab.tab.click("text=Removed pictures …")
+    for number in range(2):
+        tab.tab.click(f".sheet li button >> nth={number}")
+    tab.tab.click(".sheet button:has-text('Put back')")
+    tab.starts("#status", f"{NUMBER} pictures")
+    tab.clean()
     assert photos(album) == before
     assert {removed, deleted} <= set(Index.open(album.folder.parent / "index").ids)
 

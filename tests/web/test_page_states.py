@@ -21,14 +21,14 @@ def test_an_empty_filter_is_shown_and_can_be_removed(browser, shared_page):
     assert tab.tab.input_value("#where") == ""
     tab.tab.fill("#where", "nmuber = 9")
     tab.tab.press("#where", "Enter")
-    tab.wait("document.querySelector('#empty-note').textContent.includes('Known names: id, ')")
+    tab.contains("#empty-note", "Known names: id, ")
     tab.problems.clear()  # the browser logs the error response
     tab.clean()
 
 
-def test_a_library_being_indexed_does_not_ask_for_a_folder(browser, tmp_path):
+def test_a_library_being_indexed_does_not_ask_for_a_folder(browser, tmp_path, start_page):
     Index.create(tmp_path / "index", width=3, model=ColorEncoder().fingerprint, model_name="colors")
-    page, stop = start(tmp_path / "index")
+    page = start_page(tmp_path / "index")
     filling = {"done": 0, "total": 0, "note": "", "busy": True}
     page.session.additions.progress = lambda: filling
     tab = browser.new_page()
@@ -36,7 +36,6 @@ def test_a_library_being_indexed_does_not_ask_for_a_folder(browser, tmp_path):
     tab.wait_for_selector("#empty-note:has-text('appear here')")
     assert tab.is_hidden("#empty-off")
     tab.close()
-    stop()
 
 
 def test_uploads_that_are_not_pictures_are_skipped(browser, shared_page, tmp_path):
@@ -120,8 +119,8 @@ def test_a_folder_can_be_added_on_the_page(browser, page, tmp_path):
     tab.tab.click(".sheet button:has-text('Add a folder')")
     tab.tab.fill(".question input", str(tmp_path / "more"))
     tab.tab.press(".question input", "Enter")
-    tab.wait("document.querySelector('#status').textContent.startsWith('65 pictures')")
-    tab.wait("document.querySelector('#filling-note').textContent.includes('5 new pictures')")
+    tab.starts("#status", "65 pictures")
+    tab.contains("#filling-note", "5 new pictures")
     tab.clean()
 
 

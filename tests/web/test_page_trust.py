@@ -9,7 +9,7 @@ from PIL import Image
 
 import guide_world
 from colors import COLORS, ColorEncoder, shade
-from pages import color_index, start
+from pages import color_index
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
 from recollect.index import Index, Query, Rows
@@ -73,7 +73,7 @@ def test_the_starter_model_cannot_refine():
         adapter_sites(index.encoder)
 
 
-def test_the_page_explains_why_it_cannot_refine(shared_page, drawings, tmp_path):
+def test_the_page_explains_why_it_cannot_refine(shared_page, drawings, tmp_path, start_page):
     assert "cannot refine" in shared_page.call("/api/filters")[1]["cannot_adapt"]
     status, answer = shared_page.call("/api/list", {"terms": [{"words": "red"}], "adapt": True})
     assert (status, "cannot refine" in answer["error"]) == (400, True)
@@ -81,29 +81,29 @@ def test_the_page_explains_why_it_cannot_refine(shared_page, drawings, tmp_path)
     encoder = drawings.session.library.index.encoder
     bare = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
     bare.insert(Rows(ids=["d/0"], image_vectors=Index.open(drawings.folder).vectors(["d/0"])))
-    page, stop = start(tmp_path / "index", encoder=encoder)
+    page = start_page(tmp_path / "index", encoder)
     reason = page.call("/api/filters")[1]["cannot_adapt"]
     status, answer = page.call("/api/list", {"terms": [{"words": "red"}], "adapt": True})
-    stop()
     assert "captions" in reason
     assert (status, answer["error"]) == (400, reason)
 
 
-def bare(folder, ids, vectors):
-    """Serve pictures without captions."""
-    encoder = ColorEncoder()
-    index = Index.create(folder, width=encoder.width, model=encoder.fingerprint)
-    index.insert(Rows(ids=ids, image_vectors=vectors))
-    page, stop = start(folder, encoder=encoder)
-    page.session.prepare()
-    return page, stop
+@pytest.fixture
+def start_bare_page(tmp_path, start_page):
+    """Return a function that starts the page of pictures without captions."""
+
+    def start_bare(ids, vectors):
+        index = Index.create(tmp_path / "index", width=3, model=ColorEncoder.fingerprint)
+        index.insert(Rows(ids=ids, image_vectors=vectors))
+        return start_page(tmp_path / "index")
+
+    return start_bare
 
 
-def test_without_captions_the_cut_off_is_learned_from_marks(painted, tmp_path, monkeypatch):
+def test_without_captions_the_cut_off_is_learned_from_marks(painted, start_bare_page, monkeypatch):
     index = Index.open(painted)
-    ids, vectors = index.ids, index.vectors()
-    page, stop = bare(tmp_path / "index", ids, vectors)
-    page.session.prepare()
+    ids = index.ids
+    page = start_bare_page(ids, index.vectors())
     assert "cut" not in page.list(terms=[{"words": "red"}])
     for key, name in enumerate(("red", "green"), start=1):
         page.call("/api/classes", {"name": name})
@@ -115,23 +115,20 @@ def test_without_captions_the_cut_off_is_learned_from_marks(painted, tmp_path, m
     page.session.prepare()
     assert len(embedded) == 2, "the text of a label is embedded only once"
     answer = page.list(terms=[{"words": "red"}])
-    stop()
     learned = answer["cut"]
     assert (learned["basis"], learned["texts"]) == ("marks", 40)
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learned["above"]]} == {"red"}
 
 
-def test_without_captions_and_marks_the_cut_off_is_estimated_from_scores(tmp_path):
-    encoder = ColorEncoder()
+def test_without_captions_and_marks_the_cut_off_is_estimated_from_scores(start_bare_page):
     images = [shade(COLORS["red"], number) for number in range(5)]
     images += [shade(COLORS[("green", "blue")[number % 2]], number) for number in range(100)]
     ids = [f"red/{number}" if number < 5 else f"other/{number}" for number in range(105)]
-    page, stop = bare(tmp_path / "index", ids, encoder.embed_images(images).numpy())
+    page = start_bare_page(ids, ColorEncoder().embed_images(images).numpy())
     page.session._cut = None  # as during indexing
     assert "cut" not in page.list(terms=[{"words": "red"}])
     page.session.prepare()
     answer = page.list(terms=[{"words": "red"}])
-    stop()
     assert (answer["cut"]["basis"], answer["cut"]["above"], answer["total"]) == ("scores", 5, 105)
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][:5]} == {"red"}
 
@@ -177,16 +174,15 @@ def test_the_sorted_view_lists_the_possible_labels(page, monkeypatch):
     assert (again["revision"], embedded) == (answer["revision"] + 1, []), "new marks do not embed the class texts again"
 
 
-def test_a_picture_unlike_every_example_fits_no_label(tmp_path):
+def test_a_picture_unlike_every_example_fits_no_label(tmp_path, start_page):
     index = color_index(tmp_path / "index")
     odd = np.float32([[-1, -1, -1], [-1, -1, 0.2]])
     odd /= np.linalg.norm(odd, axis=1, keepdims=True)
     index.insert(Rows(ids=["odd/1", "odd/2"], image_vectors=odd, metadata=[{"box": [float("nan"), 1]}, {}]))
-    page, stop = start(tmp_path / "index")
+    page = start_page(tmp_path / "index")
     add_labels(page, 30)
     answer = page.list(order="sorted", show="none")
     assert page.call("/api/items/odd/1")[1]["metadata"] == {"box": [None, 1]}
-    stop()
     assert [tile["id"] for tile in answer["tiles"][:2]] == ["odd/1", "odd/2"], "the least similar pictures come first"
     assert all(tile["says"] is None for tile in answer["tiles"])
     assert answer["total"] == answer["none"] < 10
