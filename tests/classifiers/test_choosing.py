@@ -32,9 +32,9 @@ def test_one_shot_uses_class_names_only_if_they_agree_with_the_examples(good, ch
         texts = texts[np.roll(np.arange(12), 1)]
     method, estimator, accuracies = choose_method(CANDIDATES, texts, 100.0, support, labels)
     assert (method, accuracies) == (chosen, {})
-    fresh, own, _ = blobs(20, classes=12, width=64, seed=5)
-    means = (fresh @ support.T).argmax(axis=1) == own
-    assert (estimator.predict(fresh) == own).mean() >= means.mean() - 0.02
+    queries, query_labels, _ = blobs(20, classes=12, width=64, seed=5)
+    means = (queries @ support.T).argmax(axis=1) == query_labels
+    assert (estimator.predict(queries) == query_labels).mean() >= means.mean() - 0.02
 
 
 @pytest.mark.parametrize("shots", [4, 16])
@@ -44,13 +44,13 @@ def test_nested_accuracy_matches_that_on_new_pictures(shots):
     for seed in range(10):
         support, labels, texts = blobs(shots, classes=8, width=64, seed=seed, spread=2.5)
 
-        def learn(rows, own, texts=texts):
-            return choose_method(CANDIDATES, texts, 100.0, rows, own)[1]
+        def learn(rows, row_labels, texts=texts):
+            return choose_method(CANDIDATES, texts, 100.0, rows, row_labels)[1]
 
         check = held_out_check(learn, support, labels)
-        fresh, own, _ = blobs(60, classes=8, width=64, seed=1000 + seed, spread=2.5)
+        queries, query_labels, _ = blobs(60, classes=8, width=64, seed=1000 + seed, spread=2.5)
         estimator = learn(support, labels)
-        actual.append((estimator.predict(fresh) == own).mean())
+        actual.append((estimator.predict(queries) == query_labels).mean())
         nested.append(check.accuracy)
         optimistic.append(estimator.loo_accuracy_)
         covered.append(check.low <= actual[-1] <= check.high)
@@ -72,10 +72,11 @@ def test_the_unknown_rule_errs_as_often_as_estimated():
     errors = []
     for seed in range(10):
         rows, labels, _ = blobs(12, classes=12, seed=seed, spread=0.8)
-        fresh, own, _ = blobs(40, classes=12, seed=500 + seed, spread=0.8)
+        queries, query_labels, _ = blobs(40, classes=12, seed=500 + seed, spread=0.8)
         rule = unknown_rule(rows[labels < 8], labels[labels < 8])
         assert 0.02 < rule.rejected <= 0.05
-        rejected, accepted = rule.is_unknown(fresh[own < 8]).mean(), 1 - rule.is_unknown(fresh[own >= 8]).mean()
+        unknown = rule.is_unknown(queries)
+        rejected, accepted = unknown[query_labels < 8].mean(), 1 - unknown[query_labels >= 8].mean()
         errors.append([rejected - rule.rejected, accepted - rule.accepted, accepted])
     assert np.abs(np.mean(errors, axis=0)[:2]).max() < 0.05
     assert np.mean(errors, axis=0)[2] < 0.6

@@ -71,7 +71,7 @@ def test_pictures_are_classified_in_blocks(folders, monkeypatch):
 
 
 def test_examples_can_be_a_folder_or_a_dict_of_files(folders):
-    wanted = teach(folders)
+    expected = teach(folders)
     red, green, blue = (folders / "support" / name for name in ("red", "green", "blue"))
     for examples in (
         str(folders / "support"),
@@ -79,14 +79,14 @@ def test_examples_can_be_a_folder_or_a_dict_of_files(folders):
         {"red": str(red), "green": green, "blue": [str(file) for file in sorted(blue.iterdir())]},
     ):
         taught = Classifier.teach(ColorEncoder(), examples)
-        assert sorted(taught.support.files) == sorted(wanted.support.files)
-    assert repr(wanted) == "Classifier(3 classes: blue, green, red; 15 examples; proker)"
+        assert sorted(taught.support.files) == sorted(expected.support.files)
+    assert repr(expected) == "Classifier(3 classes: blue, green, red; 15 examples; proker)"
     with pytest.raises(UserError, match="NaN"):
-        wanted.predict(np.full((1, 3), np.nan))
+        expected.predict(np.full((1, 3), np.nan))
 
 
 def test_examples_can_be_pictures_in_memory(folders):
-    wanted = teach(folders)
+    expected = teach(folders)
     pictures = {
         name: [Image.open(file).convert("RGB") for file in sorted((folders / "support" / name).iterdir())]
         for name in COLORS
@@ -96,8 +96,8 @@ def test_examples_can_be_pictures_in_memory(folders):
     rows = ColorEncoder().embed_images(pictures["red"]).numpy()
     for examples in (pictures, arrays, pairs, {name: iter(images) for name, images in pictures.items()}):
         taught = Classifier.teach(ColorEncoder(), examples)
-        assert sorted(taught.support.digests) == sorted(wanted.support.digests)
-        np.testing.assert_allclose(taught.predict_proba(rows), wanted.predict_proba(rows), atol=1e-6)
+        assert sorted(taught.support.digests) == sorted(expected.support.digests)
+        np.testing.assert_allclose(taught.predict_proba(rows), expected.predict_proba(rows), atol=1e-6)
     assert [file for file in taught.support.files if "red" in file] == [f"picture {n} of red" for n in range(1, 6)]
     opened = Classifier.load(taught.save(folders / "saved"))
     more = opened.add(ColorEncoder(), {"red": [pictures["red"][0], shade(COLORS["red"], 500)]})
@@ -229,12 +229,12 @@ def test_pictures_and_their_embeddings_get_the_same_probabilities(folders, monke
     files = find_images(folders / "new")
     pictures = [decode(file, file.name) for file in files]
     vectors = ColorEncoder().embed_images(pictures).numpy()
-    wanted = taught.predict_proba(vectors)
-    np.testing.assert_allclose(taught.predict_proba(pictures), wanted, atol=1e-6)
+    expected = taught.predict_proba(vectors)
+    np.testing.assert_allclose(taught.predict_proba(pictures), expected, atol=1e-6)
     saved = taught.save(folders / "saved")
     opened, loaded = Classifier.load(saved), []
     monkeypatch.setattr(classifier, "load_model", lambda name: loaded.append(name) or ColorEncoder())
-    np.testing.assert_allclose(opened.predict_proba(pictures), wanted, atol=1e-6)
+    np.testing.assert_allclose(opened.predict_proba(pictures), expected, atol=1e-6)
     assert opened.predict(pictures).tolist() == taught.predict(vectors).tolist()
     assert len(loaded) == 1, "the model is loaded once"
 

@@ -78,9 +78,9 @@ def test_caching_between_clicks_changes_no_score():
     model = ClickModel(rows, text)
     marks = clicked(model, truth, 30)
     undone = dict(list(marks.items())[:-3])
-    fit, again = model.fit(undone), ClickModel(rows, text).fit(undone)
-    assert fit.settings == again.settings
-    np.testing.assert_allclose(fit.scores, again.scores, atol=1e-5)
+    cached, fresh = model.fit(undone), ClickModel(rows, text).fit(undone)
+    assert cached.settings == fresh.settings
+    np.testing.assert_allclose(cached.scores, fresh.scores, atol=1e-5)
 
 
 def test_the_chosen_settings_minimize_the_leave_one_out_error():

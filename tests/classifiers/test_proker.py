@@ -127,13 +127,13 @@ def test_at_one_shot_proker_matches_the_better_of_names_and_class_means(noise):
 @pytest.mark.parametrize("counts", [(6, 6, 6), (3, 3, 3), (6, 1, 4)], ids=str)
 def test_extending_equals_refitting(counts):
     support, labels, queries, _, texts = world(counts)
-    more, more_labels = queries[:3], np.array([0, 1, 1])
-    model = ProKeR(texts, **SETTINGS).fit(support, labels).extend(more, more_labels)
-    whole = ProKeR(texts, **SETTINGS).fit(np.concatenate([support, more]), np.concatenate([labels, more_labels]))
-    np.testing.assert_allclose(model.scores(queries), whole.scores(queries), rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(model.loo_scores_, whole.loo_scores_, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(model._exact_p(queries), whole._exact_p(queries))
-    assert model.temperature_ == pytest.approx(whole.temperature_, rel=1e-4)
+    added, added_labels = queries[:3], np.array([0, 1, 1])
+    model = ProKeR(texts, **SETTINGS).fit(support, labels).extend(added, added_labels)
+    refitted = ProKeR(texts, **SETTINGS).fit(np.concatenate([support, added]), np.concatenate([labels, added_labels]))
+    np.testing.assert_allclose(model.scores(queries), refitted.scores(queries), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(model.loo_scores_, refitted.loo_scores_, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(model._exact_p(queries), refitted._exact_p(queries))
+    assert model.temperature_ == pytest.approx(refitted.temperature_, rel=1e-4)
 
 
 def test_invalid_examples_leave_the_classifier_unchanged():
@@ -169,12 +169,12 @@ def test_conformal_p_values_match_refits_on_the_augmented_support():
     p_values = model._exact_p(queries)
     for number, query in enumerate(queries):
         for label in range(3):
-            rows, own = np.concatenate([support, query[None]]), np.append(labels, label)
-            members = np.flatnonzero(own == label)
+            rows, row_labels = np.concatenate([support, query[None]]), np.append(labels, label)
+            members = np.flatnonzero(row_labels == label)
             errors = []
             for row in members:
                 learn = np.setdiff1d(np.arange(len(rows)), [row])
-                errors.append(1 - refit(rows, own, texts, learn, rows[row : row + 1])[0, label])
+                errors.append(1 - refit(rows, row_labels, texts, learn, rows[row : row + 1])[0, label])
             worse = sum(error >= errors[-1] - 1e-12 for error in errors)
             assert p_values[number, label] == pytest.approx(worse / len(members))
 
@@ -183,8 +183,8 @@ def test_a_copy_of_an_example_ties_with_it():
     """Despite rounding, so no p-value for a class of n examples is below 2 / (n + 1)."""
     support, labels, _, _, texts = world((1, 2, 7), noise=1.5)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
-    own = model._exact_p(support)[np.arange(len(labels)), labels]
-    assert (own >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
+    p_values = model._exact_p(support)[np.arange(len(labels)), labels]
+    assert (p_values >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
 
 
 def test_prediction_sets_reach_the_promised_coverage():
@@ -232,8 +232,8 @@ def test_fitting_many_examples_never_stores_all_their_features(monkeypatch):
 
 def test_duplicates_and_a_tiny_ridge_give_finite_scores():
     support, labels, _, _, texts = world((6, 6))
-    twice, own = np.concatenate([support, support]), np.concatenate([labels, labels])
-    model = ProKeR(texts, bandwidth=2.0, ridge=1e-9, text_weight=1.0).fit(twice, own)
+    twice, twice_labels = np.concatenate([support, support]), np.concatenate([labels, labels])
+    model = ProKeR(texts, bandwidth=2.0, ridge=1e-9, text_weight=1.0).fit(twice, twice_labels)
     assert np.isfinite(model.scores(support)).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

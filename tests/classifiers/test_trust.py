@@ -107,8 +107,8 @@ def test_a_set_contains_the_classes_whose_conformal_p_value_exceeds_alpha(seed):
         included = scores >= set_thresholds(known, labels, 4, alpha)
         for query in range(6):
             for label in range(4):
-                mine = known[group[labels] == group[label]]
-                p = (1 + (mine <= scores[query, label]).sum()) / (len(mine) + 1)
+                group_scores = known[group[labels] == group[label]]
+                p = (1 + (group_scores <= scores[query, label]).sum()) / (len(group_scores) + 1)
                 assert included[query, label] == (p > alpha)
 
 
@@ -232,8 +232,8 @@ def test_stand_ins_for_thousands_of_examples_need_little_memory(monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * support.nbytes, "a matrix of all pairs would take 500 times as much"
-    wanted = np.cov(support.T)
-    np.testing.assert_allclose(np.cov(samples.T), wanted, atol=0.1 * np.abs(wanted).max())
+    expected = np.cov(support.T)
+    np.testing.assert_allclose(np.cov(samples.T), expected, atol=0.1 * np.abs(expected).max())
 
 
 def test_fitting_a_temperature_in_blocks_gives_the_same_value(monkeypatch):
