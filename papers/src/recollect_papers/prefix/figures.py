@@ -65,8 +65,8 @@ def _attention(options: StudyOptions, number: int, texts: Sequence[str]) -> Stud
     ]  # fmt: skip
     layers = max(len(shown.weights) for row in rows for _, shown in row)
     cells = [(shown.text, title, *(f"{value:.1f}" for value in shown.spread)) for row in rows for title, shown in row]
-    columns = ("text", "read with", *(f"layer {layer}" for layer in range(1, layers + 1)))
-    title = "Number of the text's own words that are looked at (exp of the entropy)"
+    columns = ("text", "prefix", *(f"layer {layer}" for layer in range(1, layers + 1)))
+    title = "Effective number of words attended to (exp of the entropy)"
     return _report(options, number, attention_figure(rows), title, columns, cells)
 
 
@@ -132,7 +132,7 @@ def _maps(options: StudyOptions, number: int, panels: Sequence[Cloud]) -> StudyR
     rows = [{"panel": panel.title, **panel.measured} for panel in panels]
     cells = [[f"{value:.3f}" if isinstance(value := row.get(column, ""), float) else value for column in columns]
              for row in rows]  # fmt: skip
-    return _report(options, number, clouds(panels), "What is measured in the space itself", columns, cells)
+    return _report(options, number, clouds(panels), "Measures of the embedding space", columns, cells)
 
 
 def figure_4(options: StudyOptions) -> StudyReport:

@@ -120,7 +120,7 @@ def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind
     owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
     embedded = model.embed_texts([text for texts in prompts for text in texts], prefix).numpy()
     title = reading_name(model, prefix)
-    measured = {"read with": title, **scatter(embedded, owner)}
+    measured = {"prefix": title, **scatter(embedded, owner)}
     return Cloud(title, plane(embedded), owner, measured=measured)
 
 

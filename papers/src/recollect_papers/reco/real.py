@@ -49,8 +49,8 @@ STEPS = 200
 """Training steps of the head, as chosen in ``lixp/real``."""
 
 WORLD = (
-    "an MLP head on EfficientNet-Lite0 and MiniLM, trained on 14,000 photographs with captions (COCO), which the "
-    "index holds; with concepts also emoji in six styles, asked for in three others"
+    "an MLP head on EfficientNet-Lite0 and MiniLM, trained on 14,000 captioned photographs (COCO), which are also the "
+    "index; indexes with concepts add emoji in six styles, and queries are emoji in three others"
 )
 COMPARED = (
     (("gate, simulated newness", "both"), ("block as published", "both")),
@@ -329,15 +329,15 @@ def _form(found: Measurements) -> Formed:
     columns = [Column(title, {"memory": memory, "set": "concepts"}) for memory, title in memories.items()]
     named = {"of sets": "entities of sets", "of concepts": "entities of concepts", "harmonic mean": "entities"}
     columns += [Column(f"all names, {title}", {"memory": "all styles", "set": at}) for title, at in named.items()]
-    concepts = TableForm("Emoji by name", ("reads", "which side"), rows, columns, missing="", notes=_tests(found))
+    concepts = TableForm("Emoji by name", ("fusion", "side"), rows, columns, missing="", notes=_tests(found))
     each = [Column(name, {"memory": "everyday", "set": name}, "mean or gain") for name in testing]
     each.insert(0, Column("mean", {"memory": "everyday", "set": testing}, "mean or gain"))
-    sets = TableForm("Testing sets by name, gain of reading everyday pictures", ("reads", "which side"), rows, each,
+    sets = TableForm("Testing sets by name, gain with everyday pictures in the index", ("fusion", "side"), rows, each,
                      missing="")  # fmt: skip
     pools = [Column(f"R@10 {name}", {"memory": "everyday", "set": f"R@10 {name}"}, "mean or gain")
              for name in found.context["pools"]]  # fmt: skip
     searched = TableForm(
-        "Retrieval of captioned pictures, gain of reading everyday pictures", ("reads", "which side"), rows, pools,
+        "Retrieval of captioned pictures, gain with everyday pictures in the index", ("fusion", "side"), rows, pools,
         missing="",
     )  # fmt: skip
     held = [Column(name, {"memory": NAMED, "set": name}, "mean or gain") for name in testing]
@@ -345,8 +345,8 @@ def _form(found: Measurements) -> Formed:
     held += [Column(f"fashion, {title}", {"memory": memory, "set": "fashion"}, "mean or gain")
              for memory, title in (("everyday", "everyday pictures alone"), (PRODUCTS, "+ products"))]  # fmt: skip
     note = "fashion: 113 kinds of products by name; the index contains other products with their names"
-    withheld = TableForm("Classes withheld from training, gain of reading an index that holds them",
-                         ("reads", "which side"), rows, held, missing="", notes=(note,))  # fmt: skip
+    withheld = TableForm("Classes withheld from training, gain with these classes in the index",
+                         ("fusion", "side"), rows, held, missing="", notes=(note,))  # fmt: skip
     return [_filled(form.fill(found)) for form in (concepts, sets, searched, withheld)], [
         "no settings were chosen on these sets"
     ]
@@ -382,8 +382,8 @@ def _form_reading(found: Measurements) -> Formed:
     rows += [Row((name, mode), {"arm": name, "mode": mode}) for name in found.context["ways"] for mode in MODES]
     titles = {"concepts": "emoji by name", "choosing sets": "everyday index: EuroSAT and DTD by name"}
     columns = [Column(title, {"set": at}) for at, title in titles.items()]
-    columns.append(Column("weight of what is read", {"set": "weight"}, "number", pattern="{:.2f}"))
-    form = TableForm("Reading by weight, and after training", ("reads", "which side"), rows, columns, missing="")
+    columns.append(Column("weight of the retrieved embedding", {"set": "weight"}, "number", pattern="{:.2f}"))
+    form = TableForm("Means by weight, and the trained gate", ("fusion", "side"), rows, columns, missing="")
     return [form.fill(found)], ["393 emoji of the split train, which were not used in training"]
 
 
