@@ -16,7 +16,7 @@ from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, 
 from recollect.index import Index, IngestOptions, IngestReport, Record
 from recollect.index.annotations import copy_annotations
 from recollect.index.changes import relocate_source
-from recollect.index.picture import File
+from recollect.index.picture import TRASH, File
 from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
@@ -159,7 +159,7 @@ def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[s
         return None
     files = list(_files(index))
     taken = any(each.source == name and each.place != file.place for each in files)
-    own = [each.key for each in files if each.place == file.place]
+    own = [each.key for each in files if each.place == file.place and Path(each.path).parent.name != TRASH]
     sample = own[:: len(own) // _SAMPLE + 1]
     found = sum((folder / key).is_file() for key in sample)
     return None if taken or 2 * found < len(sample) else (file.source, prefix)
