@@ -67,14 +67,14 @@ MAKERS = {"clip": _clip, "vit_bert": _vit_bert, "siglip": _siglip}
 
 @pytest.fixture(scope="session")
 def make_encoder():
-    made = {}  # one per family, since each trains a tokenizer
+    encoders = {}  # one per family, since each trains a tokenizer
 
     def make(family):
-        if family not in made:
+        if family not in encoders:
             with quiet(), torch.random.fork_rng():
                 torch.manual_seed(7)
-                made[family] = MAKERS[family]().eval()
-        return copy.deepcopy(made[family])
+                encoders[family] = MAKERS[family]().eval()
+        return copy.deepcopy(encoders[family])
 
     return make
 
@@ -110,8 +110,8 @@ def make_episode_batch():
         if holes:
             images[0, 1] = -1
             images[1, :2] = -1
-        asked = tuple(sentences(queries, seed + 2))
-        queries = tuple(EpisodeQuery(((text, 1.0),)) for text in asked)
+        texts_of_queries = tuple(sentences(queries, seed + 2))
+        queries = tuple(EpisodeQuery(((text, 1.0),)) for text in texts_of_queries)
         return EpisodeBatch(queries, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
 
     return make

@@ -127,10 +127,10 @@ class Shell:
             return
         with line:
             line.settimeout(None)
-            asked = b""
+            request = b""
             while part := line.recv(65536):
-                asked += part
-            folder, words = json.loads(asked)
-            done = self.run(words, folder)
-            self.ran.append(done)
-            line.sendall(json.dumps([done.status, done.out, done.error]).encode())
+                request += part
+            folder, words = json.loads(request)
+            finished = self.run(words, folder)
+            self.ran.append(finished)
+            line.sendall(json.dumps([finished.status, finished.out, finished.error]).encode())

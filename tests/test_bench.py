@@ -42,8 +42,8 @@ def test_the_harness_measures_every_section_and_saves_its_tables(bench, tmp_path
 
 def test_the_saved_tables_match_the_saved_figures(bench):
     saved = json.loads((ROOT / "results" / "bench" / "cpu.json").read_text())
-    made = [asdict(table) for table in bench.tables(saved["machine"], saved["sections"])]
-    assert json.loads(json.dumps(made)) == saved["tables"]
+    tables = [asdict(table) for table in bench.tables(saved["machine"], saved["sections"])]
+    assert json.loads(json.dumps(tables)) == saved["tables"]
     for row in saved["sections"]["objectives"]:
         assert row["share_of_floor"] == row["seconds"]["floor"] / row["seconds"]["blockwise"]
 

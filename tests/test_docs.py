@@ -121,8 +121,8 @@ def names(world, template, monkeypatch):
     generator = np.random.default_rng(0)
 
     def unit(rows):
-        made = generator.normal(size=(rows, 16))
-        return made / np.linalg.norm(made, axis=1, keepdims=True)
+        vectors = generator.normal(size=(rows, 16))
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     return {
         "pictures": pictures,

@@ -84,11 +84,11 @@ def test_platform_specific_modules_are_imported_inside_functions():
 
 def test_constraints_pin_every_requirement():
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    names = {re.split(r"==", line)[0].lower().replace("_", "-") for line in pinned.split()}
-    asked = [*PROJECT["project"]["dependencies"]]
+    pinned = {re.split(r"==", line)[0].lower().replace("_", "-") for line in pinned.split()}
+    requirements = [*PROJECT["project"]["dependencies"]]
     for extra in PROJECT["project"]["optional-dependencies"].values():
-        asked += [each for each in extra if not each.startswith("recollect")]
-    assert {re.match(r"[A-Za-z0-9_.-]+", each)[0].lower() for each in asked} - names == set()
+        requirements += [each for each in extra if not each.startswith("recollect")]
+    assert {re.match(r"[A-Za-z0-9_.-]+", each)[0].lower() for each in requirements} - pinned == set()
 
 
 def test_all_dependencies_support_the_oldest_supported_python():

@@ -189,10 +189,10 @@ def test_workers_do_not_affect_batches(both, workers):
 
 
 def test_raw_batches_are_equal_after_normalization(both):
-    made = stream(both, 50)
-    for kept, whole in zip(made.iterate(0, 2, raw=True), made.iterate(0, 2), strict=True):
-        assert kept.images.dtype == torch.uint8
-        assert torch.equal(made.normalized(kept.images), whole.images)
+    batches = stream(both, 50)
+    for raw, whole in zip(batches.iterate(0, 2, raw=True), batches.iterate(0, 2), strict=True):
+        assert raw.images.dtype == torch.uint8
+        assert torch.equal(batches.normalized(raw.images), whole.images)
 
 
 def test_spawned_workers_give_the_same_batches(both, monkeypatch):

@@ -112,12 +112,12 @@ def test_a_cached_tar_is_downloaded_again_if_it_changed_on_the_server(store, tmp
 def test_an_unavailable_store_ends_the_run_with_a_one_line_error(store, kind):
     """Unreachable samples are not replaced, since the run would no longer be determined by its seed."""
     source = open_source(store.specs[kind])
-    made = stream(source).iterate(0, 25)
-    next(made)
+    batches = stream(source).iterate(0, 25)
+    next(batches)
     store.refused.update({f"s-{shard:02}.tar": 1000 for shard in range(SHARDS)})
     store.refused.update({f"train-{part}.parquet": 1000 for part in range(2)})
     with pytest.raises(UserError, match="503") as caught:
-        texts(made)
+        texts(batches)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="503"):
         texts(stream(open_source(store.specs["tar"])).iterate(3, 25, workers=1))

@@ -654,9 +654,7 @@ def test_rows_with_the_same_image_bytes_are_merged_into_one_sample(make, kind):
     assert len(open_source(path, kind="label")) == 5
     assert len({open_source(path, split=split).fingerprint for split in ("train", "train[:1]", "train[:2]")}) == 3
     lists = make.parquet({"image": pictures, "captions": [[text] for text in texts["caption"]]}, "lists.parquet")
-    assert (
-        len(open_source(str(lists))) == 5
-    )  # a set that lists all captions of a picture, such as emoji that look alike
+    assert len(open_source(str(lists))) == 5, "rows with lists of captions are not merged"
 
 
 def test_each_line_of_a_shards_text_file_is_a_caption(make):

@@ -187,9 +187,9 @@ def test_a_damaged_picture_in_a_shard_is_counted_and_replaced(tmp_path):
     (tmp_path / "s-2.tar").write_bytes(data)
     with pytest.raises(BrokenImageError, match=r"s-2.tar, sample 0"):
         source[100]
-    made = stream(source, batch=50, broken_share=0.1)
-    assert "picture 100" not in texts(made.iterate(0, 4))
-    assert sum(made.counters.broken.values()) >= 1
+    batches = stream(source, batch=50, broken_share=0.1)
+    assert "picture 100" not in texts(batches.iterate(0, 4))
+    assert sum(batches.counters.broken.values()) >= 1
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])

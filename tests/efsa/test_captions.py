@@ -70,15 +70,15 @@ SAVERS = {
 
 @pytest.fixture(scope="module")
 def captioner_folder(tmp_path_factory):
-    made = {}
+    folders = {}
 
     def folder(family):
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp("captioner")
+        if family not in folders:
+            folders[family] = tmp_path_factory.mktemp("captioner")
             with quiet(), torch.random.fork_rng():
                 torch.manual_seed(1)
-                SAVERS[family](made[family])
-        return str(made[family])
+                SAVERS[family](folders[family])
+        return str(folders[family])
 
     return folder
 

@@ -150,17 +150,17 @@ FAMILIES = tuple(MAKERS)
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
     """Return the folder of a family's checkpoint, saved by transformers."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp("checkpoints") / family
+        if family not in folders:
+            folders[family] = tmp_path_factory.mktemp("checkpoints") / family
             with quiet(), torch.random.fork_rng():
                 torch.manual_seed(len(family))
                 model, processor = MAKERS[family]()
-                model.save_pretrained(made[family])
-                processor.save_pretrained(made[family])
-        return made[family]
+                model.save_pretrained(folders[family])
+                processor.save_pretrained(folders[family])
+        return folders[family]
 
     return folder
 

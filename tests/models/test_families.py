@@ -208,8 +208,8 @@ def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels, be
     if kind == "align":  # its batch norms have running means, which are not parameters
         before, frozen = encoder.fingerprint, encoder.embed_images(pixels)
         encoder.freeze("image")
-        made = encoder.train().encode_images(pixels).detach()
-        torch.testing.assert_close(torch.nn.functional.normalize(made, dim=1), frozen)
+        embedded = encoder.train().encode_images(pixels).detach()
+        torch.testing.assert_close(torch.nn.functional.normalize(embedded, dim=1), frozen)
         assert encoder.fingerprint == before
         encoder.requires_grad_(True).train().encode_images(pixels)
         assert encoder.fingerprint != before

@@ -67,8 +67,8 @@ def test_a_confidently_classified_picture_is_near_the_name_of_its_class(starter)
 def test_a_custom_head_opens_by_its_file(starter, tmp_path):
     weights = read_head(STARTER_HEAD)
     save_file(weights | {"visual_projection.mean": weights["visual_projection.mean"] + 1}, tmp_path / "my.safetensors")
-    mine = load_model(tmp_path / "my.safetensors", "cpu")
-    assert mine.fingerprint != starter.fingerprint
+    custom = load_model(tmp_path / "my.safetensors", "cpu")
+    assert custom.fingerprint != starter.fingerprint
 
 
 def test_files_without_a_head_are_rejected(tmp_path):

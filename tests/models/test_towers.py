@@ -217,7 +217,7 @@ def randomize(module, seed):
 def test_image_embeddings_join_standardized_features_and_expected_class_names():
     head = randomize(NamedFeatures(5, 3, 4, 0.3), 0)
     features = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for row, made in zip(features.numpy(), head(features).numpy(), strict=True):
+    for row, embedded in zip(features.numpy(), head(features).numpy(), strict=True):
         own = [(row[i] - head.mean[i].item()) / head.std[i].item() for i in range(5)]
         odds = [
             np.exp(sum(head.classifier.weight[c, i].item() * row[i] for i in range(5)) + head.classifier.bias[c].item())
@@ -228,27 +228,27 @@ def test_image_embeddings_join_standardized_features_and_expected_class_names():
             np.sqrt(0.7) * np.array(own) / np.linalg.norm(own),
             np.sqrt(0.3) * np.array(named) / np.linalg.norm(named),
         ]
-        np.testing.assert_allclose(made, np.concatenate(parts), rtol=1e-12)
-        assert np.isclose(np.linalg.norm(made), 1)
+        np.testing.assert_allclose(embedded, np.concatenate(parts), rtol=1e-12)
+        assert np.isclose(np.linalg.norm(embedded), 1)
 
 
 def test_text_embeddings_include_the_original_only_in_the_names_part():
     head = randomize(NamedTexts(4, 6, 9, 0.5, 3.0), 0)
     texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    learned, made = F.normalize(head.mlp(texts), dim=1), head(texts)
-    assert torch.equal(made[:, :5], learned[:, :5])
+    learned, embedded = F.normalize(head.mlp(texts), dim=1), head(texts)
+    assert torch.equal(embedded[:, :5], learned[:, :5])
     expected = 3 * (learned[:, 5:] + 0.5 * F.normalize(texts - head.center, dim=1))
-    torch.testing.assert_close(made[:, 5:], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(embedded[:, 5:], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_the_last_entry_of_an_image_embedding_is_its_popularity():
     """Popularity is the standardized, clipped mean similarity to the five nearest bank texts."""
     head = randomize(NamedFeatures(5, 3, 4, 0.3, bank=13), 0)
     features = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    made, plain = head(features), head.plain(features)
-    assert torch.equal(made[:, :-1], plain)
+    embedded, plain = head(features), head.plain(features)
+    assert torch.equal(embedded[:, :-1], plain)
     mean, deviation = head.level.tolist()
-    for row, last in zip(plain.numpy(), made[:, -1].tolist(), strict=True):
+    for row, last in zip(plain.numpy(), embedded[:, -1].tolist(), strict=True):
         nearest = sorted(float(row @ text) for text in head.bank.numpy())[-5:]
         assert last == pytest.approx(0.1 * np.clip((np.mean(nearest) - mean) / deviation, -3, 3))
 

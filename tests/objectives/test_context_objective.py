@@ -347,8 +347,8 @@ def test_the_blockwise_objective_saves_at_most_eight_numbers_per_entry(base):
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 @pytest.mark.parametrize("more", [{}, {"value_head": 2}, {"residual": True}, {"layer_norm": "both"}, {"mask": False}])
-def test_stale_rows_are_remembered_and_learned_from_step_after_step(more, form):
-    """In a buffer of more than a batch, of which each step writes over the oldest rows; evaluation writes none."""
+def test_stale_rows_are_stored_and_used_in_later_steps(more, form):
+    """The buffer holds more than a batch, and each step overwrites the oldest rows; evaluation writes nothing."""
     objective, past = make(form=form, stale_rows=BATCH + 3, **more), []
     for step in range(4):
         count = BATCH - step % 3

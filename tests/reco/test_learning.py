@@ -235,9 +235,9 @@ class Frozen(Encoder):
     embed_texts = embed_images
 
 
-def recipe_of(made, **changes):
+def recipe_of(index, **changes):
     recipe = FusionRecipe(
-        data=Data(sources=("train",)), index=made.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
+        data=Data(sources=("train",)), index=index.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
         batch_size=100, mask="none", newness=Newness("none"),
         optimizer=Optimizer(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=1000,
     )  # fmt: skip

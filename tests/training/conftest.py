@@ -150,13 +150,13 @@ def watched_parts(callback, parts=small_parts):
     """Make ``parts`` call ``callback(step, inputs, place)`` before each step; it may return replacement inputs."""
 
     def assemble(recipe, place, saved_model) -> Parts:
-        made = parts(recipe, place, saved_model)
+        assembled = parts(recipe, place, saved_model)
 
         def feed(start: int, stop: int):
-            for step, inputs in enumerate(made.feed(start, stop), start):
+            for step, inputs in enumerate(assembled.feed(start, stop), start):
                 yield callback(step, inputs, place) or inputs
 
-        return replace(made, feed=feed)
+        return replace(assembled, feed=feed)
 
     return assemble
 

@@ -85,9 +85,9 @@ def test_lora_without_peft_and_sharding_with_an_old_torch_are_rejected_at_once(m
 def test_column_options_apply_only_to_the_sources_that_need_them(tmp_path):
     captions, labels = tmp_path / "captions.csv", tmp_path / "labels.csv"
     Image.new("RGB", (8, 8), "red").save(tmp_path / "0.png")
-    for file, column in ((captions, "told"), (labels, "bird")):
+    for file, column in ((captions, "text"), (labels, "bird")):
         file.write_text(f"path,{column}\n0.png,word\n")
-    data = Data(captions=(str(captions),), labels=(str(labels),), caption_column="told", label_column="bird")
+    data = Data(captions=(str(captions),), labels=(str(labels),), caption_column="text", label_column="bird")
     first, second = open_sources(data)
     assert (first.texts(0), second.class_names) == (("word",), ("word",))
 

@@ -43,11 +43,13 @@ def fused(case, rank, shard):
     images, texts = (torch.randn(BATCH, PLACES, WIDTH, dtype=torch.float64) for _ in range(2))
     images[3, 2:] = 0  # empty slots
     groups = torch.stack([torch.arange(BATCH) % 5, torch.arange(BATCH) % 7], dim=1)  # some span both processes
-    mine = rows_of(rank, shard)
+    own = rows_of(rank, shard)
     # Call the fusion directly: the towers would convert to float32.
-    refined = [towers.fusion(*each) for each in (("image", images[mine]), ("text", texts[mine]))]
-    rows = [torch.cat([made, tokens[mine, 0]], dim=1) for made, tokens in zip(refined, (images, texts), strict=True)]
-    loss, report = objective(*rows, labels=groups[mine] if masked else None, shard=shard)
+    refined = [towers.fusion(*each) for each in (("image", images[own]), ("text", texts[own]))]
+    rows = [
+        torch.cat([embedded, tokens[own, 0]], dim=1) for embedded, tokens in zip(refined, (images, texts), strict=True)
+    ]
+    loss, report = objective(*rows, labels=groups[own] if masked else None, shard=shard)
     loss.backward()
     sum_gradients([*towers.parameters(), *objective.parameters()])
     return {"total": shard.total(loss), **report, **gradients(towers=towers, objective=objective)}

@@ -130,14 +130,14 @@ def test_a_second_run_uses_cached_features(pairs, start, tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", ["flip", "cut", "foreign"])
 def test_a_damaged_feature_file_is_recreated(damage, pairs, start, tmp_path):
     encoder, source = load_model(start, "cpu"), open_source(str(pairs))
-    made = lock_source(encoder, source).features.clone()
+    expected = lock_source(encoder, source).features.clone()
     (file,) = (tmp_path / "cache" / "features").iterdir()
     whole = file.read_bytes()
     flipped = bytearray(whole)
     flipped[-100] ^= 4
     file.unlink()  # the first result has it memory-mapped
     file.write_bytes({"flip": bytes(flipped), "cut": whole[:-50], "foreign": b"not a tensor"}[damage])
-    assert torch.equal(lock_source(encoder, source).features, made)
+    assert torch.equal(lock_source(encoder, source).features, expected)
     assert file.read_bytes() == whole
 
 

@@ -301,14 +301,14 @@ def test_duplicates_are_found_by_id_or_by_caption_ignoring_case_and_spaces():
 
 def test_the_default_number_of_workers_depends_on_cores_run_length_and_source(monkeypatch, pairs):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6), raising=False)
-    files, made = open_source(str(pairs)), open_source("latents:captions")
+    files, generated = open_source(str(pairs)), open_source("latents:captions")
     long = replace(RECIPE, steps=100_000)
-    assert workers_of(long, [made, files], 1) == 5
+    assert workers_of(long, [generated, files], 1) == 5
     assert workers_of(long, [files], 2) == 2
     assert workers_of(long, [files], 6) == 0
-    assert workers_of(long, [made], 1) == 0, "generated sources need no workers"
+    assert workers_of(long, [generated], 1) == 0, "generated sources need no workers"
     assert workers_of(RECIPE, [files], 1) == 0, "a short run ends before workers would start"
-    assert workers_of(replace(RECIPE, workers=3), [made], 1) == 3
+    assert workers_of(replace(RECIPE, workers=3), [generated], 1) == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(64), raising=False)
     assert workers_of(long, [files], 1) == 8
 

@@ -182,8 +182,8 @@ def test_a_change_in_the_middle_of_a_large_file_is_detected_and_a_copy_accepted(
     assert read == ["check own once"], "an unchanged file is read once"
     monkeypatch.setattr(content, "_MAX_BYTES", 0)  # too large for a full read
     train(replace(recipe, steps=2), out, resume=True, device="cpu")
-    said = " ".join(capfd.readouterr().err.split())
-    assert "too large to compare" in said
+    warning = " ".join(capfd.readouterr().err.split())
+    assert "too large to compare" in warning
     train(replace(recipe, steps=3), out, resume=True, device="cpu")
     assert "too large to compare" not in capfd.readouterr().err, "the file is unchanged"
 

@@ -284,11 +284,11 @@ def test_two_processes_train_like_one_and_only_one_writes(small, in_processes, t
         if place.size > 1:
             with pytest.raises(UserError, match=r"^odd\.csv: process 1 .*\(1; 0\)"):
                 check_agreement({"even.csv": "samples 9", "odd.csv": str(place.rank)})
-        made = without_dropout(small)(recipe, place, saved)
+        result = without_dropout(small)(recipe, place, saved)
         with torch.no_grad():
-            for parameter in [*made.model.parameters(), *made.objective.parameters()]:
+            for parameter in [*result.model.parameters(), *result.objective.parameters()]:
                 parameter.add_(place.rank)
-        return made
+        return result
 
     train(RECIPE, tmp_path / "one", device="cpu", assemble=parts)
     in_processes(lambda rank: train(RECIPE, tmp_path / "two", device="cpu", assemble=parts), 2)
@@ -305,11 +305,11 @@ def test_two_processes_train_like_one_and_only_one_writes(small, in_processes, t
 
 def without_dropout(small):
     def parts(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
-        for module in made.model.modules():
+        result = small.parts(recipe, place, saved)
+        for module in result.model.modules():
             if hasattr(module, "p"):
                 module.p = 0.0
-        return made
+        return result
 
     return parts
 

@@ -47,14 +47,14 @@ def objective_of(base, form, options):
     torch.manual_seed(1)
     how = {"scale": 5.0, "bias": -2.0, "form": form}
     if options is None:
-        made = ContrastiveObjective(base, **how)
+        objective = ContrastiveObjective(base, **how)
     else:
-        made = AblatedContextObjective(base, 0.7, ContextOptions(**options), width=WIDTH, tau_context=0.2, **how)
-    made = made.double()
+        objective = AblatedContextObjective(base, 0.7, ContextOptions(**options), width=WIDTH, tau_context=0.2, **how)
+    objective = objective.double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in objective.parameters():
             parameter.add_(torch.randn(parameter.shape, dtype=torch.float64) * 0.1)
-    return made
+    return objective
 
 
 def outcome(place, case, shard):

@@ -100,8 +100,8 @@ def test_a_sharded_run_matches_a_whole_one_and_resumes(recipe, in_processes, tmp
         return {"texts": float(len(towers.encoder.embed_texts(TEXTS[:2])))}
 
     def together(out, steps, split, resume=False):
-        made = replace(recipe, steps=steps, shard_weights=split)
-        in_processes(lambda rank: train(made, out, device="cpu", hooks=[Hook(2, measure)], resume=resume), 2)
+        changed = replace(recipe, steps=steps, shard_weights=split)
+        in_processes(lambda rank: train(changed, out, device="cpu", hooks=[Hook(2, measure)], resume=resume), 2)
 
     together(whole_run, 4, split=False)
     together(split, 2, split=True)

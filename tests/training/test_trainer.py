@@ -98,7 +98,7 @@ def test_a_signal_interrupts_an_evaluation_and_the_resumed_run_repeats_it(small,
 def test_a_failing_evaluation_loses_no_steps(small, tmp_path, capfd):
     """A checkpoint is saved after a failure between two checkpoints, and before the evaluation at the last step."""
     latest_seen, recipe = [], replace(RECIPE, average=0.5, checkpoint_every=4)
-    made = {"device": "cpu", "assemble": small.parts}
+    options = {"device": "cpu", "assemble": small.parts}
 
     def measure(model):
         latest_seen.append(latest(tmp_path / "cut" / "checkpoints"))
@@ -107,17 +107,17 @@ def test_a_failing_evaluation_loses_no_steps(small, tmp_path, capfd):
         return {"weight": float(model.image[0].weight.detach().norm())}
 
     with pytest.raises(UserError, match=r"^photos\.parquet: gone$"):
-        train(recipe, tmp_path / "cut", hooks=[Hook(3, measure)], **made)
+        train(recipe, tmp_path / "cut", hooks=[Hook(3, measure)], **options)
     assert "at step 6" in " ".join(capfd.readouterr().err.split())
     assert [place.name if place else None for place in latest_seen] == [None, "step-00000006"]
     shutil.rmtree(tmp_path / "cut")
     latest_seen[:] = [None]
     with pytest.raises(UserError, match="gone"):
-        train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], **made)
+        train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], **options)
     assert latest(tmp_path / "cut" / "checkpoints").name == "step-00000003"
-    train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], resume=True, **made)
+    train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], resume=True, **options)
     latest_seen[:] = [None] * 3
-    train(replace(recipe, steps=7), tmp_path / "whole", hooks=[Hook(3, measure)], **made)
+    train(replace(recipe, steps=7), tmp_path / "whole", hooks=[Hook(3, measure)], **options)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     one, other = (weights(tmp_path / name / "model") for name in ("cut", "whole"))
     assert all(torch.equal(value, one[name]) for name, value in other.items())
