@@ -136,9 +136,7 @@ def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
     moved = photos.parent / target
     moved.parent.mkdir(exist_ok=True)
     shutil.copytree(photos, photos.parent / "copy")
-    assert label_counts(wait_filled(opened(photos.parent / "copy"))) == [], (
-        "a copy of the folder is not a renamed folder"
-    )
+    assert label_counts(wait_filled(opened(photos.parent / "copy"))) == [], "a copy is not a renamed folder"
     photos.rename(moved)
     again = opened(moved, Slow())  # would wait at a second block
     assert count(again) == 30, "at once"

@@ -103,7 +103,7 @@ def labels_revision(path):
         return database.execute("SELECT coalesce(max(number), 0) FROM changes").fetchone()[0]
 
 
-def test_names_are_checked(tmp_path):
+def test_invalid_and_duplicate_class_names_are_rejected(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("  two   words ", "in words")
     labels.create("Töne")

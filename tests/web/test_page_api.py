@@ -67,7 +67,7 @@ def test_a_search_matches_that_of_the_index(shared_page):
             assert [tile["score"] for tile in results] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
 
-def test_pages_of_a_list_join_to_the_whole_list(shared_page, monkeypatch):
+def test_pages_of_a_list_add_up_to_the_whole_list(shared_page, monkeypatch):
     monkeypatch.setattr("recollect.web.session._FIRST", 25)
     whole = Index.open(shared_page.folder, ColorEncoder()).search("green and blue", 60)
     first = shared_page.list(terms=[{"words": "green and blue"}], count=20)
@@ -104,9 +104,7 @@ def test_a_class_learned_from_clicks_can_be_saved_and_applied(page):
     assert (summary["yes"], summary["no"]) == (3, 6)
     assert summary["cut"]["above"] == pytest.approx(20, abs=3)
     few = summary["cut"]
-    assert (few["enough"], few["precision"], few["coverage"]) == (False, None, None), (
-        "nine marks are too few for these figures"
-    )
+    assert (few["enough"], few["precision"], few["coverage"]) == (False, None, None), "nine marks are too few"
     shown = answer["listing"]["tiles"]
     assert {tile["p"] for tile in shown} == {None}
     assert [tile["mark"] for tile in shown[-9:]].count(1) == 3, "marked pictures come last"
@@ -227,9 +225,7 @@ def test_labels_can_be_exported_as_tables(page, monkeypatch):
     monkeypatch.setattr("recollect.web.teaching.MOST_HELD", 0)
     key = page.call("/api/classes", {"name": "greens"})[1]["class"]
     mark(page, key, [1], 1, listing={"order": "likely", "label": key})
-    assert [each.model.held > 0 for each in taught._taught.values()] == [False, True], (
-        "only the active model stays in memory"
-    )
+    assert [each.model.held > 0 for each in taught._taught.values()] == [False, True], "only the active model is kept"
     assert [tile["id"] for tile in ranked(page, 1)] == before, "other models are recomputed"
     page.call(f"/api/classes/{key}", method="DELETE")
     _, (content, headers) = page.call("/api/labels.csv", raw=True)

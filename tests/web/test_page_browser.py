@@ -296,8 +296,7 @@ def test_a_failed_adapted_search_falls_back_to_plain_results(browser, drawings, 
     first = drawings.list(terms=[{"words": "a green river"}])["tiles"][0]
     tab.wait("shown => document.querySelector('.tile.focus .caption').textContent === shown",
              first["caption"] or first["id"])  # fmt: skip
-    tab.problems.clear()  # the browser logs the error response
-    tab.clean()
+    tab.clean(errors=True)
 
 
 def test_the_address_contains_search_filter_label_view_and_picture(browser, page):

@@ -22,8 +22,7 @@ def test_an_empty_filter_is_shown_and_can_be_removed(browser, shared_page):
     tab.tab.fill("#where", "nmuber = 9")
     tab.tab.press("#where", "Enter")
     tab.contains("#empty-note", "Known names: id, ")
-    tab.problems.clear()  # the browser logs the error response
-    tab.clean()
+    tab.clean(errors=True)
 
 
 def test_a_library_being_indexed_does_not_ask_for_a_folder(browser, tmp_path, start_page):
@@ -51,8 +50,7 @@ def test_uploads_that_are_not_pictures_are_skipped(browser, shared_page, tmp_pat
     tab.shows("red")
     assert tab.tab.inner_text("#notice").startswith("notes.png")
     assert tab.tab.locator("#terms .term").count() == 1
-    tab.problems.clear()  # the browser logs the error response
-    tab.clean()
+    tab.clean(errors=True)
 
 
 def test_undo_works_after_an_address_with_an_empty_filter(browser, page):
@@ -63,8 +61,7 @@ def test_undo_works_after_an_address_with_an_empty_filter(browser, page):
     tab.tab.focus("#show-grid")
     tab.tab.keyboard.press("u")
     tab.wait("document.querySelector('#notice').textContent === 'Undone: removing 1 picture.'")
-    tab.problems.clear()
-    tab.clean()
+    tab.clean(errors=True)
 
 
 def test_pictures_stay_visible_without_a_server_and_the_page_recovers(browser, tmp_path):
