@@ -21,7 +21,7 @@ ESTIMATORS = [
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
 class TestEveryClassifier:
-    def test_rejects_a_row_of_zeros_by_number(self, estimator):
+    def test_rejects_a_row_of_zeros_and_reports_its_number(self, estimator):
         broken = GOOD.copy()
         broken[3] = 0
         with pytest.raises(ValueError, match="row 3"):
@@ -56,9 +56,7 @@ def test_a_probe_on_separable_classes_has_finite_scores():
 @pytest.mark.filterwarnings("ignore:embeddings are not unit-norm")
 def test_a_loaded_classifier_ignores_vector_length_and_dtype():
     support = Support(GOOD.astype(np.float32), LABELS, ("",) * 6, tuple("abcdef"))
-    classifier = Classifier(
-        ("a", "b", "c"), {}, np.eye(3, 4, dtype=np.float32), support, ClassifierModel("", "", 100.0)
-    )
+    classifier = Classifier(tuple("abc"), {}, np.eye(3, 4, dtype=np.float32), support, ClassifierModel("", "", 100.0))
     far = np.eye(4, dtype=np.float32)[3:]
     for scale in (0.1, 1, 10):
         assert classifier.is_unknown(np.concatenate([GOOD, far]) * scale).tolist() == [False] * 6 + [True]

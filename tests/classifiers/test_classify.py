@@ -178,7 +178,7 @@ def test_a_table_gives_the_same_examples_as_folders(folders):
 
 
 @pytest.mark.parametrize(
-    "text", ["picture,label\na.png,cat", "file,label\n", "file,label\na.png,", "file,label\na.png,cat"]
+    "text", ["name,label\na.png,cat", "file,label\n", "file,label\na.png,", "file,label\na.png,cat"]
 )
 def test_bad_tables_are_errors(tmp_path, text):
     (tmp_path / "table.csv").write_text(text)
@@ -290,7 +290,7 @@ def test_examples_can_be_added_to_names_one_class_at_a_time(folders):
     assert some.add(ColorEncoder(), rest).calibrated
 
 
-def test_saving_never_overwrites_other_files_or_an_unconfirmed_classifier(folders):
+def test_saving_replaces_a_classifier_only_on_request_and_other_folders_never(folders):
     taught = teach(folders)
     taught.save(folders / "saved")
     with pytest.raises(UserError):
@@ -329,9 +329,7 @@ def test_class_names_cannot_break_the_model_card(folders):
 def test_a_flipped_bit_is_detected(folders):
     teach(folders).save(folders / "saved")
     random, survived = np.random.default_rng(0), 0
-    for file in sorted(
-        set((folders / "saved").iterdir()) - {folders / "saved" / "README.md"}
-    ):  # nothing reads the card
+    for file in sorted(set((folders / "saved").iterdir()) - {folders / "saved" / "README.md"}):  # the card is not read
         whole = file.read_bytes()
         for place in random.integers(0, len(whole), 25).tolist():
             damaged = bytearray(whole)
@@ -418,9 +416,8 @@ def test_tables_and_the_sheet_show_every_prediction(folders):
     rows = list(csv.DictReader((folders / "out.csv").open()))
     assert [row["file"] for row in rows] == [str(item.file) for item in result.predictions]
     assert [row["prediction"] for row in rows] == [item.label for item in result.predictions]
-    assert [row["file"] for row in json.loads((folders / "out.json").read_text())["predictions"]] == [
-        row["file"] for row in rows
-    ]
+    saved = json.loads((folders / "out.json").read_text())["predictions"]
+    assert [row["file"] for row in saved] == [row["file"] for row in rows]
     page = (folders / "out.html").read_text()
     at = {item.file: page.index(f">{item.file.relative_to(folders / 'new')}<".replace("<b>", "&lt;b&gt;"))
           for item in result.predictions}  # fmt: skip
@@ -428,9 +425,7 @@ def test_tables_and_the_sheet_show_every_prediction(folders):
     unknown = [item.unknown for item in in_order]
     assert unknown == sorted(unknown, reverse=True), "unknown pictures come first"
     sure = [item.confidence for item in in_order if not item.unknown]
-    assert (sum(unknown), len(set(sure)) > 3, sure) == (1, True, sorted(sure)), (
-        "then the least certain, over all classes"
-    )
+    assert (sum(unknown), len(set(sure)) > 3, sure) == (1, True, sorted(sure)), "then the least certain"
     assert ">deep/yellow.png<" in page
     assert "<b>" not in page
     assert "http" not in page

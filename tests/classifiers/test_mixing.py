@@ -26,7 +26,7 @@ def scores(seed, rows=25, classes=4, coarse=False):
 
 
 def brute_force(base, extra, labels, low, high):
-    """Accuracy between every two neighboring weights at which any two classes of any row tie."""
+    """Return the best accuracy at weights between neighboring ties of any two classes in any row."""
     crossings = {low}
     for row in range(len(labels)):
         for one in range(base.shape[1]):

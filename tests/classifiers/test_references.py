@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import Normalizer
 
+from classifiers.worlds import world as make_world
 from recollect import classifiers
 from recollect_papers.peers.mixtures import DualMemory, GaussianDiscriminant
 
@@ -20,16 +21,8 @@ def unit(vector):
 
 @pytest.fixture(scope="module")
 def world():
-    generator = np.random.default_rng(3)
-    centers = generator.normal(size=(CLASSES, WIDTH))
-    labels = np.repeat(np.arange(CLASSES), SHOTS)
-    order = generator.permutation(len(labels))
-    support = np.array([unit(centers[label] + generator.normal(size=WIDTH)) for label in labels])[order]
-    queries = np.array(
-        [unit(centers[label] + generator.normal(size=WIDTH)) for label in generator.integers(4, size=15)]
-    )
-    texts = np.array([unit(center + generator.normal(size=WIDTH)) for center in centers])
-    return support, labels[order], queries, texts
+    support, labels, queries, _, texts = make_world((SHOTS,) * CLASSES, WIDTH)
+    return support, labels, queries, texts
 
 
 def softmax(values):

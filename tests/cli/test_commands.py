@@ -46,7 +46,7 @@ def test_every_option_has_help_and_it_fits_on_two_screens(name):
     assert "None" not in text
 
 
-def test_options_are_few():
+def test_the_number_of_options_is_limited():
     assert sum(len(options(name)) for name in cli.COMMANDS) <= MAX_OPTIONS
 
 
@@ -116,7 +116,7 @@ def end(*words):
 
 
 @pytest.mark.parametrize(("how", "status"), [("bad input", 2), ("full", 2), ("bug", 1)])
-def test_an_error_is_one_line_and_its_traceback_is_for_debug(how, status, capsys):
+def test_an_error_is_one_line_and_debug_adds_the_traceback(how, status, capsys):
     assert end(how) == status
     printed = capsys.readouterr().err
     assert printed.startswith("error: ")
@@ -125,25 +125,25 @@ def test_an_error_is_one_line_and_its_traceback_is_for_debug(how, status, capsys
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interrupt_leaves_with_130():
+def test_an_interrupt_exits_with_status_130():
     assert end("stop") == 130
 
 
-GONE = [["end", "1"], ["end", "1000"], ["--help"], ["--version"], ["end", "--help"]]
+PIPED = [["end", "1"], ["end", "1000"], ["--help"], ["--version"], ["end", "--help"]]
 
 
-@pytest.mark.parametrize("words", GONE, ids=" ".join)  # what stays in Python's buffer, and what does not
-def test_a_reader_that_has_gone_is_no_failure(monkeypatch, words):
-    """`recollect ... | head -1`, in a script that stops at the first failure."""
+@pytest.mark.parametrize("words", PIPED, ids=" ".join)  # output that fits in Python's buffer, and output that does not
+def test_a_closed_pipe_is_not_a_failure(monkeypatch, words):
+    """`recollect ... | head -1` in a script with `set -e`."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "stderr", pipe)
         assert cli.run("prog", {"end": cli.Command(f"{__name__}:Ends", "help")}, words) == 0
-        pipe.write("what Python has still to write at its end")
+        pipe.write("text left in Python's buffer at exit")
 
 
-def test_a_command_without_a_standard_output_does_its_work(monkeypatch):
+def test_commands_run_without_a_standard_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)  # `recollect ... >&-`, or a service
     assert end("1") == 0

@@ -17,7 +17,7 @@ from recollect.evaluation.tasks import catalogue
 METHODS = ["zero-shot", "prototype", "tip-adapter-cv", "softmax+zero-shot", "proker", "gda"]
 
 
-def test_few_shot_with_several_methods_and_two_models(recollect, trained, shapes, tmp_path):
+def test_few_shot_compares_several_methods_and_models(recollect, trained, shapes, tmp_path):
     done = recollect(
         "evaluate", "few-shot", *trained, "--data", shapes, "--methods", *METHODS, "--shots", 1, 8, "--seeds", 1,
         "--out", tmp_path, "--cache", tmp_path / "cache",
@@ -35,10 +35,8 @@ def test_few_shot_with_several_methods_and_two_models(recollect, trained, shapes
     assert "tip-adapter-cv" in done.stdout
     assert f"{results[1].model} minus {results[0].model}" in done.stdout
     figures = sorted(tmp_path.glob("*.png"))
-    identity = joint_identity(results)
-    assert [path.name for path in figures] == [
-        f"{name}--{identity}.png" for name in ("few-shot", "gain-per-data-set-1")
-    ]
+    key = joint_identity(results)
+    assert [path.name for path in figures] == [f"{name}--{key}.png" for name in ("few-shot", "gain-per-data-set-1")]
     assert all(np.asarray(Image.open(path)).std() > 5 for path in figures)
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
@@ -89,21 +87,20 @@ def test_a_few_shot_suite_uses_local_copies_and_lists_missing_sets(recollect, tr
         (["MODEL", "--suite", "lixp-21", "--copies", "eurosat"], "eurosat"),
     ],
 )
-def test_bad_input_of_few_shot(check_error, trained, shapes, pairs, words, message):
+def test_bad_input_of_few_shot_gives_a_one_line_error(check_error, trained, shapes, pairs, words, message):
     places = {"MODEL": trained[0], "SHAPES": shapes, "PAIRS": pairs}
     check_error(message, "evaluate", "few-shot", *(places.get(word, word) for word in words))
 
 
-def test_classify_folders_of_examples(recollect, trained, shapes, tmp_path):
+def test_classify_sorts_pictures_by_folders_of_examples(recollect, trained, shapes, tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     for shape in ("circle", "square"):
         for number in range(4):
             shutil.copy(shapes / "test" / shape / f"{number}.png", new / f"{shape}-{number}.png")
     (new / "broken.png").write_bytes(b"not a picture")
-    done = recollect(
-        "classify", "--support", shapes / "train", "--images", new, "--model", trained[1], "--out", tmp_path / "out"
-    )
+    words = ("--images", new, "--model", trained[1], "--out", tmp_path / "out")
+    done = recollect("classify", "--support", shapes / "train", *words)
     rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
     assert len(rows) == 8
     right = sum(row["prediction"] in row["file"].split("/")[-1] for row in rows)
@@ -182,7 +179,7 @@ def test_a_classifier_from_names_alone_can_be_extended_with_examples(recollect, 
         (["--support", "", "--names", "cat", "dog", "--method", "gda"], "gda"),
     ],
 )
-def test_bad_input_of_classify(check_error, trained, shapes, saved, words, message, tmp_path):
+def test_bad_input_of_classify_gives_a_one_line_error(check_error, trained, shapes, saved, words, message, tmp_path):
     (tmp_path / "circle").mkdir()
     options = {"--support": [shapes / "train"], "--images": [shapes / "test"], "--model": [trained[0]]}
     places = {"ONE": tmp_path, "SAVED": saved, "OTHER": trained[1]}
@@ -193,6 +190,4 @@ def test_bad_input_of_classify(check_error, trained, shapes, saved, words, messa
             options[option] = []
         elif word:
             options[option].append(places.get(word, word))
-    check_error(
-        message, "classify", *(word for option, values in options.items() if values for word in (option, *values))
-    )
+    check_error(message, "classify", *(word for key, values in options.items() if values for word in (key, *values)))

@@ -79,9 +79,7 @@ def test_zero_shot_with_an_index_matches_its_encoder(recollect, model, index, fu
 
 
 @pytest.mark.parametrize("protocol", ["few-shot", "probe", "retrieval"])
-def test_every_evaluation_runs_with_an_index_and_records_it(
-    recollect, model, index, fusion, shapes, queries, protocol, tmp_path
-):
+def test_every_evaluation_records_its_index(recollect, model, index, fusion, shapes, queries, protocol, tmp_path):
     data = queries if protocol == "retrieval" else shapes
     more = {"few-shot": ("--shots", 2, "--seeds", 1), "retrieval": ("--split", "train")}.get(protocol, ())
     words = ("evaluate", protocol, model, "--data", data, *more, "--out", tmp_path / "out")
@@ -123,9 +121,7 @@ def test_refining_cached_features_equals_embedding_the_pictures(model, index, fu
     np.testing.assert_array_equal(image_features(encoder, source, cache).images, refined.images)
 
 
-def test_near_duplicates_of_test_images_are_excluded_and_counted(
-    recollect, check_error, model, index, fusion, shapes, tmp_path
-):
+def test_near_duplicates_of_test_images_are_left_out(recollect, check_error, model, index, fusion, shapes, tmp_path):
     test = shapes / "test"
     (tmp_path / "twice").mkdir()
     for shape in ("circle", "square"):
@@ -188,9 +184,7 @@ def test_bad_input_gives_a_one_line_error(check_error, trained, index, fusion, s
     check_error(message, "evaluate", "zero-shot", trained[0], "--data", shapes, *words)
 
 
-def test_options_that_cannot_be_combined_with_an_index_are_rejected(
-    check_error, model, trained, index, fusion, pairs, shapes
-):
+def test_options_incompatible_with_an_index_are_rejected(check_error, model, trained, index, fusion, pairs, shapes):
     reading = ("--index", index, "--fusion", fusion, "--k", 5)
     pool = ("--data", pairs, "--split", "train")
     refusals = {

@@ -152,11 +152,11 @@ def test_hostile_captions_are_escaped(recollect, make_index, model, tmp_path, pi
         (["queen", "--adapt", "--among", "captions"], "--adapt"),
     ],
 )
-def test_bad_input_of_search(check_error, index, words, message):
+def test_bad_input_of_search_gives_a_one_line_error(check_error, index, words, message):
     check_error(message, "search", index.address, *words)
 
 
-def test_a_picture_too_large_gives_a_one_line_error_and_no_warning_of_pillow(check_error, index, tmp_path, recwarn):
+def test_a_picture_too_large_gives_one_error_line_and_no_warning_from_pillow(check_error, index, tmp_path, recwarn):
     header = b"IHDR" + struct.pack(">IIBBBBB", 9500, 9500, 8, 2, 0, 0, 0)
     parts = (header, b"IDAT")
     chunks = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts]
@@ -227,7 +227,7 @@ def test_caption_writes_a_file_that_evaluation_can_use(recollect, model, monkeyp
         (["--methods", "episode", "--captions", "nothing.jsonl"], "no such file"),
     ],
 )
-def test_bad_input_of_retrieval(recollect, model, tmp_path, words, message):
+def test_bad_input_of_retrieval_is_reported(recollect, model, tmp_path, words, message):
     Image.new("RGB", (16, 16)).save(tmp_path / "0.png")
     (tmp_path / "pairs.csv").write_text("path,caption\n0.png,a tree")
     words = ["--data", tmp_path / "pairs.csv", "--split", "all", "--device", "cpu", *words]

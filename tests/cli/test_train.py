@@ -30,9 +30,8 @@ def test_fields_of_a_recipe_can_be_set_by_option_or_config(recollect, tmp_path):
     (tmp_path / "mine.toml").write_text(shown)
     recipe = parsed("clip-tiny", "--config", str(tmp_path / "mine.toml"), "--model.views", "3").recipe
     base = RECIPES["siglixp-tiny"]()
-    assert recipe == replace(
-        base, model=replace(base.model, lora=4, views=3), optimizer=replace(base.optimizer, learning_rate=0.5)
-    )
+    optimizer = replace(base.optimizer, learning_rate=0.5)
+    assert recipe == replace(base, model=replace(base.model, lora=4, views=3), optimizer=optimizer)
 
 
 def test_short_and_full_option_names_are_equivalent():
@@ -73,7 +72,7 @@ def test_a_run_writes_model_metrics_and_recipe(trained):
         (["siglip-tiny", "--data", "PAIRS", "--out", "TRAINED"], "already contains a run"),
     ],
 )
-def test_bad_input_of_train(check_error, words, message, pairs, trained, tmp_path):
+def test_bad_input_of_train_gives_a_one_line_error(check_error, words, message, pairs, trained, tmp_path):
     words = [{"PAIRS": str(pairs), "TRAINED": str(trained[0].parent)}.get(word, word) for word in words]
     if "--out" not in words:
         words += ["--out", str(tmp_path / "run")]

@@ -61,13 +61,3 @@ def encoder():
 def task():
     support, query = vector_source("support", size=160), vector_source("query", size=100, seed=1)
     return ClassificationTask("vectors", support, query, support.class_names, ("a photo of {}.", "a drawing of {}."))
-
-
-@pytest.fixture
-def make_source():
-    return vector_source
-
-
-@pytest.fixture
-def make_encoder():
-    return VectorEncoder

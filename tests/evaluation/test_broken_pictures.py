@@ -36,9 +36,7 @@ class Damaged(SampleList):
 
 def damaged(name, count, broken, classes=2):
     pictures = np.random.default_rng(len(name)).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-    samples = [
-        Sample(picture, (), number % classes, name, "label", str(number)) for number, picture in enumerate(pictures)
-    ]
+    samples = [Sample(each, (), row % classes, name, "label", str(row)) for row, each in enumerate(pictures)]
     source = Damaged(name, samples, "label", tuple(f"class {number}" for number in range(classes)))
     source.broken = frozenset(broken)
     return source

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from evaluation.conftest import VectorEncoder, vector_source
 from recollect.classifiers.texts import prompt_ensemble, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.evaluation.features import FeatureCache, image_features
@@ -26,12 +27,12 @@ def test_cached_features_are_the_same_and_cost_no_embedding(source, encoder, tmp
     assert (first.ids, first.domains) == (second.ids, second.domains)
 
 
-def test_the_cache_is_never_used_for_another_model_or_other_data(source, encoder, make_encoder, make_source, tmp_path):
+def test_the_cache_is_never_used_for_another_model_or_other_data(source, encoder, tmp_path):
     cache = FeatureCache(tmp_path)
     image_features(encoder, source, cache)
     assert cache.load(encoder, source) is not None
-    assert cache.load(make_encoder("other weights"), source) is None
-    assert cache.load(encoder, make_source(noise=0.31)) is None
+    assert cache.load(VectorEncoder("other weights"), source) is None
+    assert cache.load(encoder, vector_source(noise=0.31)) is None
 
 
 def test_a_damaged_cache_file_is_rebuilt(source, encoder, tmp_path):
@@ -48,11 +49,11 @@ def test_a_damaged_cache_file_is_rebuilt(source, encoder, tmp_path):
         assert cache.load(encoder, source) is not None
 
 
-def test_an_empty_source_and_nan_embeddings_are_errors(encoder, make_source):
+def test_an_empty_source_and_nan_embeddings_are_errors(encoder):
     with pytest.raises(UserError):
-        image_features(encoder, make_source(size=0))
+        image_features(encoder, vector_source(size=0))
     with pytest.raises(UserError):
-        image_features(encoder, make_source(noise=float("nan")))
+        image_features(encoder, vector_source(noise=float("nan")))
 
 
 def test_the_ensemble_is_the_normalized_mean_of_normalized_embeddings(encoder):

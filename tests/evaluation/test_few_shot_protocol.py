@@ -73,9 +73,8 @@ def test_methods_that_weigh_prompts_get_those_of_the_task(task):
 def test_every_method_matches_its_estimator_fitted_alone(task, name):
     """If an estimator's best two scores are equal up to rounding, either class may be predicted."""
     labels = task.query_labels
-    results = {
-        metric: run_protocol(task, Protocol((name,), SHOTS, SEEDS, metric)) for metric in ("top-1", "mean per class")
-    }
+    metrics = ("top-1", "mean per class")
+    results = {metric: run_protocol(task, Protocol((name,), SHOTS, SEEDS, metric)) for metric in metrics}
     cases = [(0, 0)] if name == "zero-shot" else [(shots, seed) for shots in SHOTS for seed in SEEDS]
     assert all([(row["shots"], row["seed"]) for row in rows] == cases for rows in results.values())
     for place, (shots, seed) in enumerate(cases):
@@ -145,9 +144,7 @@ def test_supports_are_nested_and_have_the_right_classes():
 def test_short_classes_contribute_all_their_examples(task):
     """Equal to each estimator fitted separately on the available examples; larger classes keep their draws."""
     short = np.concatenate([np.flatnonzero(task.support_labels != 1), np.flatnonzero(task.support_labels == 1)[:3]])
-    few = FewShotTask(
-        task.support[short], task.support_labels[short], task.queries, task.query_labels, task.texts, task.scale
-    )
+    few = replace(task, support=task.support[short], support_labels=task.support_labels[short])
     protocol = Protocol(("prototype", "softmax", "proker"), (2, 5), (0, 1), short_classes="all")
     results = {(row["method"], row["shots"], row["seed"]): row["value"] for row in run_protocol(few, protocol)}
     for (name, shots, seed), value in results.items():
@@ -163,7 +160,7 @@ def test_short_classes_contribute_all_their_examples(task):
 
 
 @pytest.mark.parametrize("shots", [(), (0, 1), (2, 1), (1, 1)])
-def test_shots_ascend_from_one(shots):
+def test_shots_must_be_positive_and_ascending(shots):
     with pytest.raises(UserError):
         Protocol(("prototype",), shots, (0,))
 

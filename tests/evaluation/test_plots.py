@@ -38,9 +38,7 @@ def test_figures_show_the_values_of_the_table():
     lines = [bars.lines[0] for bars in curves.axes[0].containers]
     assert [list(line.get_ydata()) for line in lines] == [[52, 55, 83], [55, 58, 86]]
     styles = [(line.get_marker(), line.get_linestyle(), line.get_color(), tuple(line.get_xdata())) for line in lines]
-    assert all(len(set(each)) == len(lines) for each in zip(*styles, strict=True)), (
-        "coinciding curves can be told apart"
-    )
+    assert all(len(set(each)) == len(lines) for each in zip(*styles, strict=True)), "coinciding curves differ in style"
     per_set = plots.gain_per_data_set(frame(), "context", "base", "tip-adapter", 32)
     assert [patch.get_height() for patch in per_set.axes[0].patches] == [3.0, 3.0, 3.0]
     assert per_set.get_supxlabel() == "mean of 3 training seeds"

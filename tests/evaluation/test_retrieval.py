@@ -193,9 +193,8 @@ def test_one_table_has_every_method_with_its_cost(encoder):
     for name in methods:
         assert set(recalls(result, name)) == set(recalls(result, "zero-shot"))
         assert cost[name, "seconds per query"] > 0
-        assert all(
-            row["queries"] in (2, 4) for row in result.rows if row.get("direction") == "text to image" and "low" in row
-        )
+    forward = [row for row in result.rows if row.get("direction") == "text to image" and "low" in row]
+    assert {row["queries"] for row in forward} <= {2, 4}
     both_ways = {row["method"] for row in result.rows if row.get("direction") == "image to text"}
     assert both_ways == {"zero-shot", "fine-tuning"}
     assert cost["zero-shot", "backward_products per query"] == 0

@@ -32,13 +32,11 @@ def test_the_promised_share_of_new_captions_has_its_picture_above_the_cut_off():
 def test_the_threshold_is_the_largest_that_the_given_share_of_captions_reaches():
     images, texts, owners = world(captions=99, rows=150)
     cut = learn_cut_off(images, texts, owners, share=0.9)
-    scores_of_owners = np.array(
-        [float(text.astype(np.float64) @ images[row]) for text, row in zip(texts, owners, strict=True)]
-    )
+    own_scores = np.array([text.astype(np.float64) @ images[row] for text, row in zip(texts, owners, strict=True)])
     if cut.standardized:
         scores = texts.astype(np.float64) @ images.T.astype(np.float64)
-        scores_of_owners = (scores_of_owners - scores.mean(axis=1)) / scores.std(axis=1)
-    assert (scores_of_owners >= cut.threshold - 1e-6).sum() == 90
+        own_scores = (own_scores - scores.mean(axis=1)) / scores.std(axis=1)
+    assert (own_scores >= cut.threshold - 1e-6).sum() == 90
     counted = np.mean([(images @ text >= cut.limit(text)).mean() for text in texts])
     assert cut.above == pytest.approx(counted, abs=1e-4)
 
@@ -137,7 +135,5 @@ def test_an_estimated_cut_off_above_all_scores_is_ignored(matching, count):
     query, images = clusters(matching, 400 - matching)
     index, encoder = index_of(images)
     cut = index.cut_off()
-    assert (images @ query >= cut.limit(query)).any() == (matching == 20), (
-        "only with few matches is any score above the cut-off"
-    )
+    assert (images @ query >= cut.limit(query)).any() == (matching == 20), "only a few matches reach the cut-off"
     assert len(index.search("a thing", k=400, min_score=cut, encoder=encoder)) in count

@@ -42,7 +42,7 @@ def test_selected_pictures_are_exported_in_the_given_order(index, tmp_path):
     np.testing.assert_allclose([row["text_vector"] for row in exported], index.vectors(wanted, "text"), atol=1e-6)
 
 
-def test_no_cell_of_a_csv_is_a_formula(index, tmp_path):
+def test_csv_cells_are_never_formulas(index, tmp_path):
     """Ids, paths, folders and cameras are untrusted texts."""
     index.insert(Rows(ids=["=1+1"], image_vectors=np.eye(1, WIDTH, dtype=np.float32)))
     export_index(index, tmp_path / "index.csv")

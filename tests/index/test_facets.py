@@ -51,7 +51,7 @@ def test_facets_count_the_pictures(index, where):
     assert facets["source"] == Counter(source for each in pictures for source in {file.source for file in each.files})
 
 
-def test_filtering_by_a_facet_value_finds_as_many_pictures(index):
+def test_filtering_by_a_facet_value_finds_as_many_pictures_as_counted(index):
     facets = index.facets()
     assert [month for month, _ in facets["month"]] == sorted(dict(facets["month"]), reverse=True)
     conditions = {"month": "taken like '{}%'"}

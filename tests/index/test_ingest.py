@@ -37,7 +37,7 @@ def test_a_picture_in_two_folders_is_one_row_with_two_files(index, encoder):
     assert encoder.images == 11
 
 
-def test_the_home_folder_may_be_written_as_a_tilde(photos, tmp_path, encoder, monkeypatch):
+def test_a_tilde_stands_for_the_home_folder(photos, tmp_path, encoder, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(photos)
     Index.build("~/photos", encoder, out="~/index")

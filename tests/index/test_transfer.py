@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(album, tmp_path):
         copy_pictures(album, album.ids, tmp_path / "photos/one/a.png/below a file")
 
 
-def test_a_taken_name_gets_a_number(tmp_path):
+def test_an_existing_file_name_gets_a_number(tmp_path):
     (tmp_path / "target").mkdir()
     for text in "ab":
         (tmp_path / "boat.jpg").write_text(text)

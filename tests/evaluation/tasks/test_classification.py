@@ -42,9 +42,7 @@ def test_the_validation_split_replaces_a_missing_test_split(make):
     ("split", "support", "query"),
     [("val", 30, 12), ("val[:6]", 30, 6), ("train", 15, 15), ("train[:12]", 6, 6), ("all", 21, 21)],
 )
-def test_the_split_in_an_address_is_the_query_and_is_divided_if_it_overlaps_the_training_split(
-    make, split, support, query
-):
+def test_the_split_in_an_address_is_the_query_and_divided_if_it_overlaps_training(make, split, support, query):
     path = make.parquet({"label": ["a", "b", "c"] * 14, "split": ["train"] * 30 + ["val"] * 12})
     task = classification_task(f"{path}?split={split}")
     assert (len(task.support), len(task.query)) == (support, query)

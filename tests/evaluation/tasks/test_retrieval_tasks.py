@@ -43,5 +43,5 @@ def test_a_domain_named_all_is_not_the_whole_pool(table):
         (["a/x.csv", "a/y.csv"], ["x", "y"], ["x", "y"]),
     ],
 )
-def test_names_of_equal_files_include_the_differing_part_of_the_path(specs, names, distinct):
+def test_sources_with_the_same_name_are_told_apart_by_their_paths(specs, names, distinct):
     assert distinct_names(specs, names) == distinct
