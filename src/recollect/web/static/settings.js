@@ -116,9 +116,10 @@ async function removedPictures() {
   list.append(...tiles.map(({ id, name }) => {
     const item = element("li"), button = element("button"), image = element("img");
     Object.assign(image, { src: thumb(id), alt: "", loading: "lazy" });
-    Object.assign(button, { value: id, ariaPressed: "false" });
+    button.value = id;
+    button.setAttribute("aria-pressed", false);
     button.append(image, element("span", "", name));
-    button.addEventListener("click", () => { button.ariaPressed = button.ariaPressed === "false"; button.classList.toggle("chosen"); restore.disabled = !chosen().length; });
+    button.addEventListener("click", () => { button.setAttribute("aria-pressed", button.classList.toggle("chosen")); restore.disabled = !chosen().length; });
     item.append(button);
     return item;
   }));
