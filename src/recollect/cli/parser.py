@@ -167,7 +167,7 @@ class Option:
         raise argparse.ArgumentTypeError(f"{word!r} is not {wanted}")
 
 
-_CONFIG = "Read options from a file (--print-config output or a recipe.json); the command line takes precedence."
+_CONFIG = "Read options from a file in the format of --print-config. Options on the command line override it."
 _KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
 _NONE = object()
 

@@ -38,7 +38,7 @@ class Search(OnIndex):
     """Page of results."""
     min_score: Annotated[str | None, Arg(metavar="SCORE")] = None
     """Minimum cosine of results; for searches by words, `learned` uses the value that nine of ten captions in the index
-    reach with their own picture."""
+    reach with their own picture, or an estimate if there are fewer than 20 captions."""
     among: Literal["images", "captions"] = "images"
     """Search the pictures, or their captions."""
     adapt: bool = False
