@@ -140,7 +140,7 @@ def left_out(options: Options) -> Figures:
     """
     task = shots_of(options, options.left_out_classes)
     support, labels = task.support, task.support_labels
-    plan = HoldOut.of(labels).first(proker.MOST_TUNING_ROWS)
+    plan = HoldOut.of(labels).first(proker.MAX_TUNING_ROWS)
     timed = BANDWIDTHS[np.linspace(0, len(BANDWIDTHS) - 1, options.timed).astype(int)]
     model = ProKeR(task.texts)
     model.classes_, model.support_, model.labels_, model.texts_ = np.unique(labels), support, labels, task.texts

@@ -3,7 +3,7 @@
 python benchmarks/one_shot.py --data FOLDER --out results/few-shot/one-shot.json
 
 FOLDER holds the Parquet files that `recollect-papers lixp/methods` reads; the starter embeds the pictures.
-`recollect.classifiers.heads.base.LIKENESS` is chosen on the choosing sets and evaluated on the testing sets.
+`recollect.classifiers.heads.base.CLASS_CORRELATION` is chosen on the choosing sets and evaluated on the testing sets.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from recollect_papers.real.data import LIGHT, FeatureSet, labeled, open_data
 from recollect_papers.real.measure import drop_rare_classes
 
 METHODS = {"prototype": PrototypeClassifier, "softmax": SoftmaxVoting, "proker": ProKeR}
-LIKENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+CORRELATIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 DRAWS, POOL = 5, 16
-COLUMNS = ("method", "accuracy", *(f"error at {likeness}" for likeness in LIKENESS))
+COLUMNS = ("method", "accuracy", *(f"error at {correlation}" for correlation in CORRELATIONS))
 
 
 def errors(
     encoder: TransformersEncoder, features: FeatureSet, splits: tuple[str, ...]
 ) -> dict[str, list[tuple[float, ...]]]:
-    """Return the accuracy, then the calibration error for each `LIKENESS`, in percent, of each method and draw."""
+    """Return the accuracy, then the calibration error per correlation, of each method and draw, in percent."""
     support, query = drop_rare_classes(features, labeled(features, "train"), labeled(features, *splits), POOL)
     with torch.no_grad():
         examples, queries = (
@@ -47,8 +47,8 @@ def errors(
         rows = [generator.choice(np.flatnonzero(labels == label)) for label in range(len(classes))]
         for name, method in METHODS.items():
             row = list[float]()
-            for likeness in LIKENESS:
-                base.LIKENESS = likeness
+            for correlation in CORRELATIONS:
+                base.CLASS_CORRELATION = correlation
                 fitted = method().fit(examples[rows], np.arange(len(classes)))
                 probabilities = fitted.predict_proba(queries)
                 row = row or [100 * float((probabilities.argmax(axis=1) == truth).mean())]
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/few-shot/one-shot.json"))
     args = parser.parse_args()
-    chosen, encoder = base.LIKENESS, load_model("starter", "cpu")
+    chosen, encoder = base.CLASS_CORRELATION, load_model("starter", "cpu")
     assert isinstance(encoder, TransformersEncoder)
     data, tables = open_data((args.data,), False, LIGHT), []
     for part, sets in {"Choosing": data.roles.choosing, "Testing": data.roles.testing}.items():

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
-from recollect.data.sources.stream import AT_ONCE, open_stream
+from recollect.data.sources.stream import MAX_OPEN_SHARDS, open_stream
 from recollect.models import DualEncoder, build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.objectives.shards import Shard
@@ -183,7 +183,7 @@ def run_figures(options: Options, found: Figures) -> Figures:
         "minutes to open all shards on one machine": (
             files * found["seconds to open a shard on this machine, measured"] / 60
         ),
-        "minutes to open them behind an address": files * options.request / AT_ONCE / 60,
+        "minutes to open them behind an address": files * options.request / MAX_OPEN_SHARDS / 60,
     }
     for name, sets in (("plain", 1), ("context", 3)):  # gathered sets: texts, and with context also keys and values
         flops = found[f"{name}: operations of the objective by batch x rows x width"] * rows * options.batch * width

@@ -14,7 +14,7 @@ from colors import COLORS, ColorEncoder, paint, shade
 from recollect.classifiers import classifier, predictions
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
-from recollect.classifiers.heads.trust import TOO_FEW
+from recollect.classifiers.heads.trust import TOO_FEW_EXAMPLES
 from recollect.classifiers.pictures import find_examples, find_images, read_names
 from recollect.classifiers.predictions import classify
 from recollect.classifiers.teaching import class_prompts_of, not_of_pixels
@@ -312,7 +312,7 @@ def test_nine_examples_are_too_few_to_state_an_accuracy(folders):
     assert all(item.possible == () for item in result.predictions)
     card = (taught.save(folders / "saved") / "README.md").read_text(encoding="utf-8")
     for shown in (card, _sentence(taught)):
-        assert TOO_FEW in shown
+        assert TOO_FEW_EXAMPLES in shown
         assert "100.0 %" not in shown
     assert "These figures" not in card
     enough = taught.add(ColorEncoder(), {"red": [folders / "support" / "red" / "4.png"]})

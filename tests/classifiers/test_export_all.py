@@ -140,7 +140,7 @@ def test_an_unsupported_export_fails_before_writing_anything(parts, encoder, tmp
         export_all(encoder, tmp_path / "out", votes)
     with pytest.raises(UserError):
         export_all(encoder.model, tmp_path / "out", Classifier.teach(encoder, files))
-    monkeypatch.setattr("recollect.classifiers.export.MOST_BYTES", 100)
+    monkeypatch.setattr("recollect.classifiers.export.MAX_VECTOR_BYTES", 100)
     with pytest.raises(UserError, match="--read-where"):
         export_all(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

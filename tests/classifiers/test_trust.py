@@ -214,7 +214,7 @@ def one_shot_world(likeness, classes=40, width=24, queries=1000):
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "SoftmaxVoting", "ProKeR"])
 @pytest.mark.parametrize("likeness", [0.4, 0.7])
 def test_one_shot_confidence_is_calibrated_where_the_assumed_likeness_holds(name, likeness, monkeypatch):
-    monkeypatch.setattr(base, "LIKENESS", likeness)
+    monkeypatch.setattr(base, "CLASS_CORRELATION", likeness)
     support, labels, queries, query_labels, texts = one_shot_world(likeness)
     model = with_texts(getattr(classifiers, name)(), texts).fit(support, labels)
     right, sure = (model.predict(queries) == query_labels).mean(), model.predict_proba(queries).max(axis=1).mean()
@@ -222,13 +222,13 @@ def test_one_shot_confidence_is_calibrated_where_the_assumed_likeness_holds(name
     assert right > 0.1
 
 
-def test_stand_ins_for_thousands_of_examples_need_little_memory(monkeypatch):
-    monkeypatch.setattr(base, "LIKENESS", 0.0)
+def test_synthetic_supports_for_thousands_of_examples_need_little_memory(monkeypatch):
+    monkeypatch.setattr(base, "CLASS_CORRELATION", 0.0)
     generator = np.random.default_rng(0)
     spread = generator.normal(size=(3000, 6)) @ np.diag([3, 1, 1, 1, 1, 0.3]) @ generator.normal(size=(6, 6))
     support = base.unit_or_zero(50 + spread)
     tracemalloc.start()
-    samples = base.stand_ins(support, generator)
+    samples = base.synthetic_examples(support, generator)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * support.nbytes, "a matrix of all pairs would take 500 times as much"
@@ -242,5 +242,5 @@ def test_fitting_a_temperature_in_blocks_gives_the_same_value(monkeypatch):
     logits = generator.normal(size=(90, 6))
     logits[np.arange(90), labels] += 1
     at_once = fit_temperature(logits, labels)
-    monkeypatch.setattr(calibration, "SCORES_AT_ONCE", 6 * 7)
+    monkeypatch.setattr(calibration, "SCORES_PER_BLOCK", 6 * 7)
     assert fit_temperature(logits, labels) == pytest.approx(at_once, rel=1e-9)

@@ -95,7 +95,7 @@ def test_the_block_size_changes_no_result(task, monkeypatch):
     monkeypatch.setattr(engine, "SET_ALPHA", 0.4)  # five examples can rule out a class
     names = ("prototype", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda")
     whole = run_protocol(task, Protocol(names, SHOTS, SEEDS))
-    monkeypatch.setattr(engine, "MOST_NUMBERS", 1_000)
+    monkeypatch.setattr(engine, "MAX_BLOCK_SCORES", 1_000)
     small = run_protocol(task, Protocol(names, SHOTS, SEEDS))
     for one, other in zip(whole, small, strict=True):
         assert one == pytest.approx(other, abs=1e-4)  # confidences have other last digits in blocks of another size

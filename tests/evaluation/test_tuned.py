@@ -59,7 +59,7 @@ def test_tuned_results_match_the_method_run_alone(clip, colors):
 
 
 def test_held_out_shots_are_scored_by_models_tuned_without_them(clip, colors, monkeypatch):
-    monkeypatch.setattr(trust, "ENOUGH_EXAMPLES", 6)
+    monkeypatch.setattr(trust, "MIN_EXAMPLES", 6)
     request, plain = (TuningRequest(("2sfs",), effort=0.005, held_out=held) for held in (True, False))
     one, two = few_shot(clip, colors, Protocol((), (1, 2), (0,)), model="m", tuning=request).rows
     assert "loo" not in one  # one shot cannot be held out

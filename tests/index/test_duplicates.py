@@ -87,7 +87,7 @@ def test_too_common_hashes_are_skipped_and_reported(index, monkeypatch):
     rows.phash = ["00000000000000ff"] * 30
     index.insert(rows)
     assert index.duplicates().skipped == ()
-    monkeypatch.setattr(duplicates, "MOST_HASHED", 10)
+    monkeypatch.setattr(duplicates, "MAX_HASH_PAIRS", 10)
     assert len(index.duplicates().skipped) == 1
 
 

@@ -245,7 +245,7 @@ def test_possible_texts_include_every_template_of_every_class(start):
 
 
 def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(locked, "MADE_ROWS", 40)
+    monkeypatch.setattr(locked, "GENERATED_ROWS", 40)
     kept = lock_source(build_model("glyph-random", texts=["a"]), open_source("glyphs:captions"))
     assert len(kept) == 40
     assert kept.labels.tolist() == [-1] * 40

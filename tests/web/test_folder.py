@@ -35,7 +35,7 @@ class Slow(ColorEncoder):
 def photos(tmp_path, monkeypatch):
     """A folder of thirty pictures, with a separate data directory."""
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(folders, "POLL", 0.05)
+    monkeypatch.setattr(folders, "POLL_SECONDS", 0.05)
     for number in range(30):
         name = list(COLORS)[number % 3]
         paint(tmp_path / "my photos" / name / f"{number}.png", COLORS[name], number)

@@ -15,7 +15,7 @@ from recollect.web import folder as folders
 def photos(tmp_path, monkeypatch, start_page):
     """The page of an index next to a smaller one and to a folder of pictures, all with the same model."""
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(folders, "POLL", 0.05)
+    monkeypatch.setattr(folders, "POLL_SECONDS", 0.05)
     color_index(tmp_path / "indexes/large")
     color_index(tmp_path / "indexes/small", rows=9)
     for number in range(4):

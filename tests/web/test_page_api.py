@@ -222,7 +222,7 @@ def test_labels_can_be_exported_as_tables(page, monkeypatch):
     for number in range(6):
         mark(page, 1, [number], 1 if number % 3 == 0 else -1)
     taught, before = page.session.teacher, [tile["id"] for tile in ranked(page, 1)]
-    monkeypatch.setattr("recollect.web.teaching.MOST_HELD", 0)
+    monkeypatch.setattr("recollect.web.teaching.MAX_CACHED_BYTES", 0)
     key = page.call("/api/classes", {"name": "greens"})[1]["class"]
     mark(page, key, [1], 1, listing={"order": "likely", "label": key})
     assert [each.model.held > 0 for each in taught._taught.values()] == [False, True], "only the active model is kept"

@@ -15,8 +15,8 @@ from recollect.classifiers.folder import load_classifier, save_classifier
 from recollect.classifiers.heads.base import as_numpy, unit_rows
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHODS, by_names, choose_method
 from recollect.classifiers.heads.trust import (
-    ENOUGH_EXAMPLES,
-    TOO_FEW,
+    MIN_EXAMPLES,
+    TOO_FEW_EXAMPLES,
     UnknownRule,
     enough_to_tell,
     held_out_check,
@@ -250,7 +250,7 @@ class Classifier:
             return "confidence is a guess, not calibrated (no class has two examples)"
         checked = self.calibration
         if not self.enough_examples:
-            return f"{checked['examples']} held out: {TOO_FEW}"
+            return f"{checked['examples']} held out: {TOO_FEW_EXAMPLES}"
         low, high = 100 * checked["low"], 100 * checked["high"]
         return (
             f"{share_text(checked['accuracy'], int(checked['examples']))} held-out examples are right "
@@ -262,8 +262,8 @@ class Classifier:
         """Error rates of "none of these", measured on the examples, as text."""
         rule = self.unknown_rule
         if rule.rejected is None:
-            return TOO_FEW
-        accepted = TOO_FEW if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
+            return TOO_FEW_EXAMPLES
+        accepted = TOO_FEW_EXAMPLES if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
         known = f"{100 * rule.rejected:.0f} % of pictures of the classes wrongly rejected"
         return f"{known}; pictures of other classes accepted: {accepted}"
 
@@ -317,7 +317,8 @@ class Classifier:
         if not self.enough_examples:
             held = len(self.estimator.loo_rows_)
             raise UserError(
-                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add more."
+                f"{TOO_FEW_EXAMPLES} which classes are possible: {held} can be held out, {MIN_EXAMPLES} are needed. "
+                "Add more."
             )
         checked = self._checked(features)
         return self.estimator.predict_set(checked, alpha) if len(checked) else np.empty((0, len(self.classes)), bool)

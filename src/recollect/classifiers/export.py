@@ -31,7 +31,7 @@ from recollect.reco.encoder import RetrievalEnhancedEncoder, modalities_of
 
 _CLASSIFIER_GRAPH = "classifier.onnx"
 
-MOST_BYTES = 2**30
+MAX_VECTOR_BYTES = 2**30
 """Maximum size of an index's vectors in one file; ONNX files are limited to 2 GiB."""
 
 
@@ -81,7 +81,7 @@ def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarra
         vectors: number of value vectors per picture.
 
     Raises:
-        UserError: keys and values exceed `MOST_BYTES`.
+        UserError: keys and values exceed `MAX_VECTOR_BYTES`.
     """
     if by == "image":
         keys = index.vectors(ids)[:, None]
@@ -90,7 +90,7 @@ def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarra
         places = np.arange(counts.max())[None]
         first = (np.cumsum(counts) - counts)[:, None]
         keys = unit_vectors(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
-    if (size := 4 * (1 + vectors) * keys.size) > MOST_BYTES:
+    if (size := 4 * (1 + vectors) * keys.size) > MAX_VECTOR_BYTES:
         raise UserError(
             f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than an ONNX "
             "file can hold. Read fewer pictures with --read-where."

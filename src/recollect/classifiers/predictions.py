@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW
+from recollect.classifiers.heads.trust import MIN_EXAMPLES, TOO_FEW_EXAMPLES
 from recollect.classifiers.pictures import embed_files
 from recollect.classifiers.teaching import Support
 from recollect.core.ordering import best_first
@@ -95,7 +95,7 @@ def example_warnings(classifier: Classifier) -> list[str]:
             "picture is marked unknown"
         )
     if not classifier.enough_examples:
-        warnings.append(f"{TOO_FEW} its accuracy or which classes are possible: {ENOUGH_EXAMPLES} are needed")
+        warnings.append(f"{TOO_FEW_EXAMPLES} its accuracy or which classes are possible: {MIN_EXAMPLES} are needed")
     few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
     if few:
         warnings.append(f"fewer than {FEW_EXAMPLES} examples, so results depend on their choice: {', '.join(few)}")

@@ -10,7 +10,7 @@ import pandas as pd
 from rich.table import Table
 
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.classifiers.heads.trust import TOO_FEW
+from recollect.classifiers.heads.trust import TOO_FEW_EXAMPLES
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluations import check_models, evaluate_each, finish, open_data, require_data
@@ -227,7 +227,7 @@ def _trust_table(frame: pd.DataFrame, shots: int) -> None:
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
         means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # no column if no method measures it
-        missing = "" if method == "zero-shot" else TOO_FEW
+        missing = "" if method == "zero-shot" else TOO_FEW_EXAMPLES
         cells = [missing if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
         table.add_row(method, *cells)
     at = f" at {shots} shots" if shots else ""

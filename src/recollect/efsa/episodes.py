@@ -17,7 +17,7 @@ from recollect.models import DualEncoder
 from recollect.models.lora import adapter_sites, initial_weights
 
 _DEFAULT_SCALE = 1 / 0.07  # CLIP's initial value, for models without a temperature
-LEAST_PAIRS = 2
+MIN_PAIRS = 2
 """Minimum number of pairs: a single pair has no negatives."""
 
 _EPSILON = 1e-8  # of AdamW
@@ -136,7 +136,7 @@ def as_reranked(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses:
     scores = scores.double().cpu()
     failed = ~losses.isfinite().cpu() | ((~scores.isfinite()) & exists).any(dim=1)
     pairs = batch.pairs.sum(dim=1)
-    valid = exists & ~failed[:, None] & (pairs >= LEAST_PAIRS)[:, None]
+    valid = exists & ~failed[:, None] & (pairs >= MIN_PAIRS)[:, None]
     return Reranked(scores.masked_fill(~valid, torch.nan), failed, pairs)
 
 

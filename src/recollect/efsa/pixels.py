@@ -23,10 +23,10 @@ class PixelCache:
         gone: ids of unreadable pictures.
     """
 
-    def __init__(self, transform: ImageTransform, most_bytes: int = _GIB) -> None:
+    def __init__(self, transform: ImageTransform, max_bytes: int = _GIB) -> None:
         self.transform = transform
         self.gone: set[str] = set()
-        self._cache: Recent[str, np.ndarray] = Recent(most_bytes, lambda picture: picture.nbytes)
+        self._cache: Recent[str, np.ndarray] = Recent(max_bytes, lambda picture: picture.nbytes)
 
     def __len__(self) -> int:
         return len(self._cache)

@@ -11,7 +11,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, Reranked, number_texts
-from recollect.efsa.episodes import LEAST_PAIRS, Episodes
+from recollect.efsa.episodes import MIN_PAIRS, Episodes
 from recollect.efsa.memory import TensorMemory
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
@@ -118,7 +118,7 @@ class EpisodeReranker:
         notes = []
         if gone:
             notes.append(f"{gone} of {len(first)} pictures cannot be opened and keep their zero-shot places")
-        if pairs < LEAST_PAIRS:
+        if pairs < MIN_PAIRS:
             notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: {FELL_BACK}")
         elif uncaptioned:
             notes.append(f"{uncaptioned} of {len(first)} pictures have no caption: the episode learned from {pairs}")

@@ -12,7 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.reader import MOST_BROKEN, readable_blocks
+from recollect.data.sources.reader import MAX_BROKEN_SHARE, readable_blocks
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.training.feature_store import FeatureStore
 
@@ -102,7 +102,7 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
     places: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
     with progress(f"embed {source.name}", len(source), "images") as counter:
-        for read in readable_blocks(source, block, encoder=encoder, share=MOST_BROKEN):
+        for read in readable_blocks(source, block, encoder=encoder, share=MAX_BROKEN_SHARE):
             if read:
                 blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
             for place, sample in read:

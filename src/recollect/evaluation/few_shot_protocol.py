@@ -30,7 +30,7 @@ SET_ALPHA = 0.1
 SET_QUERIES = 2000
 """Maximum number of queries with measured conformal sets, for methods that compute them separately (ProKeR)."""
 
-MOST_NUMBERS = 2**23
+MAX_BLOCK_SCORES = 2**23
 """Maximum number of scores and similarities in a block of queries: 32 MiB."""
 
 TRUST_COLUMNS = ("loo", "ece", "coverage", "set_size")
@@ -254,7 +254,7 @@ def run_protocol(
         raise ValueError("zero-shot needs class texts")
     orders = orders or draw(task.support_labels, task.classes, protocol)
     # About five numbers for each pair of query and example.
-    block = max(1, MOST_NUMBERS // (len(task.support) + 4 * protocol.shots[-1] * task.classes))
+    block = max(1, MAX_BLOCK_SCORES // (len(task.support) + 4 * protocol.shots[-1] * task.classes))
     rows = []
     for name, shots, seed, estimator in _fits(task, protocol, orders):
         found = answers(estimator, task.queries, task.query_labels, block, tick)

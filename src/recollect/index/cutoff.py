@@ -10,15 +10,15 @@ from recollect.core.errors import user_errors
 from recollect.core.seeding import numpy_generator
 
 CAPTION_SHARE = 0.9
-LEAST_CAPTIONS = 20
-MOST_CAPTIONS = 2_048
+MIN_CAPTIONS = 20
+MAX_CAPTIONS = 2_048
 _ROUNDING = 1e-6
 """Tolerance for float32 cosines: rounding must not push a caption's own picture below the cut-off."""
 
-LEAST_PICTURES = 50
+MIN_PICTURES = 50
 """Minimum number of pictures for an estimated cut-off."""
 
-STANDS_OUT, HALFWAY = 3.0, 0.5
+MIN_DEVIATIONS, HALFWAY = 3.0, 0.5
 """Estimated cut-off: halfway between a query's mean score and its best score; no cut-off unless the best score is at
 least three standard deviations above the mean. Chosen with the starter model and class names as queries (imagenette,
 dtd10 and 4,000 COCO pictures; the first two alone and mixed with other pictures): F1 0.49, recall 0.68. Alternatives:
@@ -86,12 +86,12 @@ class CutOff:
 def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
     """Implement `Index.cut_off`."""
     images = index.vectors()
-    if index.texts >= LEAST_CAPTIONS:
-        drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
+    if index.texts >= MIN_CAPTIONS:
+        drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MAX_CAPTIONS]
         ids = index.ids
         texts = index.vectors([ids[row] for row in drawn.tolist()], "text")
-        usable = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
-        if len(usable) >= LEAST_CAPTIONS:
+        usable = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MAX_CAPTIONS]
+        if len(usable) >= MIN_CAPTIONS:
             return learn_cut_off(images, texts[usable], drawn[usable].astype(np.int64), share, seed)
     images = images[images.any(axis=1)]
     counts = f"{index.address}: {len(images)} pictures and {index.texts} captions"
@@ -159,12 +159,12 @@ def estimate_cut_off(images: Float32[np.ndarray, "images width"], seed: int = 0)
     Unlike a learned cut-off it has no guarantee, and it keeps some pictures even if none match the query.
 
     Raises:
-        ValueError: fewer than `LEAST_PICTURES` pictures.
+        ValueError: fewer than `MIN_PICTURES` pictures.
     """
-    if len(images) < LEAST_PICTURES:
-        raise ValueError(f"too few; a cut-off needs {LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions")
+    if len(images) < MIN_PICTURES:
+        raise ValueError(f"too few; a cut-off needs {MIN_PICTURES} pictures or {MIN_CAPTIONS} captions")
     drawn = numpy_generator("cut-off", seed).permutation(len(images))[:_ESTIMATE_PICTURES]
-    return CutOff(STANDS_OUT, 0.0, 0, 0.0, True, *_picture_moments(images[np.sort(drawn)]), "scores")
+    return CutOff(MIN_DEVIATIONS, 0.0, 0, 0.0, True, *_picture_moments(images[np.sort(drawn)]), "scores")
 
 
 def _picture_moments(

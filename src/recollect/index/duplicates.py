@@ -25,7 +25,7 @@ HASH_BITS = 7
 _NEIGHBORS, _MIN_COSINE = 8, 0.9
 """Each picture is also compared by pixels with this many nearest neighbors by embedding, down to this cosine."""
 
-MOST_HASHED = 10**7
+MAX_HASH_PAIRS = 10**7
 """Maximum number of pairs with near hashes that are compared by pixels."""
 
 _STRIPE, _BLOCK = 512, 4_096  # rows and columns of one matrix product
@@ -113,7 +113,7 @@ class NearRows:
     Attributes:
         pairs: rows of pictures that may be near-identical: near hashes, or neighbors by embedding.
         groups: group number of each picture; pictures connected by near embeddings share a number.
-        cut: whether pairs with near hashes were dropped because there are more than `MOST_HASHED`.
+        cut: whether pairs with near hashes were dropped because there are more than `MAX_HASH_PAIRS`.
     """
 
     pairs: Int64[np.ndarray, "pairs 2"]
@@ -146,7 +146,7 @@ def near_rows(
             for first in range(start, count, _BLOCK):
                 block = slice(first, min(first + _BLOCK, count))
                 ones, others = _hash_pairs(hashes, stripe, block)
-                cut |= sum(map(len, hashed)) + len(ones) > MOST_HASHED
+                cut |= sum(map(len, hashed)) + len(ones) > MAX_HASH_PAIRS
                 if not cut and len(ones):
                     hashed.append(np.stack([ones, others], axis=1))
                 products = unit[stripe] @ unit[block].T

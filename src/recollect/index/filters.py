@@ -31,7 +31,7 @@ NUMBERS = ("width", "height")
 NAMES = (*TEXTS, *NUMBERS)
 """Built-in names; all other names are manual label columns or metadata keys."""
 
-SEVERAL = frozenset({"caption", "label", "source", "path", "folder"})
+MULTI_VALUED = frozenset({"caption", "label", "source", "path", "folder"})
 """Names that may have several values per picture."""
 
 PHYSICAL = {"caption": "captions", "label": "labels", "source": "files", "path": "files"}

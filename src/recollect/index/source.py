@@ -10,7 +10,7 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source, caption_prefix
-from recollect.data.sources.reader import MOST_BROKEN, readable_blocks
+from recollect.data.sources.reader import MAX_BROKEN_SHARE, readable_blocks
 from recollect.index.hits import MODEL
 from recollect.index.index import Index
 from recollect.index.picture import File
@@ -103,7 +103,7 @@ def _embedded(
     """Return the number and vector of every sample with a readable picture."""
     numbers: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
-    for read in readable_blocks(source, block, encoder=encoder, share=MOST_BROKEN):
+    for read in readable_blocks(source, block, encoder=encoder, share=MAX_BROKEN_SHARE):
         if read:
             blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
         numbers += [number for number, _ in read]

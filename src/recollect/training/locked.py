@@ -27,7 +27,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
 from recollect.training.feature_store import FeatureStore
 
-MADE_ROWS = 20_000
+GENERATED_ROWS = 20_000
 """Number of samples of an endless generated source to embed."""
 
 _BLOCK = 256
@@ -114,7 +114,7 @@ def lock_source(
     """
     store, crops = store or FeatureStore(), crops or encoder.training_transform()
     tower, count = encoder.stem_fingerprint("image"), len(source)
-    count = min(count, MADE_ROWS) if source.makes_batches else count
+    count = min(count, GENERATED_ROWS) if source.makes_batches else count
     key = ("locked", tower, source.fingerprint, count, views, crops.key if views > 1 else "")
     cached = store.load(*key)
     if cached is None:

@@ -15,7 +15,7 @@ KINDS = ("identical", "near-identical", "similar")
 SHOWN_GROUPS = 40
 """Groups per answer."""
 
-MOST_OF_GROUP = 48
+SHOWN_PER_GROUP = 48
 """Maximum number of pictures shown per group; the answer has the number of the others."""
 
 
@@ -104,10 +104,10 @@ class DuplicateFinder:
 
     def _group(self, kind: str, ids: Sequence[str]) -> dict[str, Any]:
         """Return the facts about a group; files with short names come first, since copies usually have longer ones."""
-        pictures = self.library.pictures(ids[:MOST_OF_GROUP])
+        pictures = self.library.pictures(ids[:SHOWN_PER_GROUP])
         return {
             "kind": kind,
-            "more": max(0, len(ids) - MOST_OF_GROUP),
+            "more": max(0, len(ids) - SHOWN_PER_GROUP),
             "pictures": [
                 {
                     "id": each.id,

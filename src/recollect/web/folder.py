@@ -21,7 +21,7 @@ from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
 
-POLL = 3.0
+POLL_SECONDS = 3.0
 """Minimum number of seconds between two polls of a folder."""
 
 _POLL_SHARE = 0.05
@@ -228,7 +228,7 @@ class FolderFiller:
             self._ended, self.busy = time.monotonic(), False
             if not self._watches:
                 return
-            self._stop.wait(max(POLL, self._watch.scan_seconds / _POLL_SHARE))
+            self._stop.wait(max(POLL_SECONDS, self._watch.scan_seconds / _POLL_SHARE))
 
 
 class _StoppedError(Exception):

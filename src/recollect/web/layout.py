@@ -6,7 +6,7 @@ import numpy as np
 
 from recollect.core.nearest import exact_neighbors
 
-MOST_POINTS = 100_000
+MAX_POINTS = 100_000
 """Maximum number of pictures on a map; a larger index is sampled at random."""
 
 ANCHORS = 2_000
@@ -35,8 +35,8 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
     rows = np.arange(len(vectors))
     if len(rows) < 2:
         return Layout(rows, np.full((len(rows), 2), 0.5, dtype=np.float32), "a single point")
-    if len(rows) > MOST_POINTS:
-        rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MOST_POINTS, replace=False))
+    if len(rows) > MAX_POINTS:
+        rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MAX_POINTS, replace=False))
     rng = np.random.default_rng(seed)
     anchors = np.sort(rng.choice(len(rows), ANCHORS, replace=False)) if len(rows) > ANCHORS else np.arange(len(rows))
     points, method = _lay_out_anchors(vectors[rows[anchors]], seed)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-MOST_TERMS = 16
-MOST_TILES = 400
+MAX_TERMS = 16
+MAX_TILES = 400
 
 
 class Strict(BaseModel):
@@ -51,10 +51,10 @@ class Ask(Strict):
         label: label to rank for; in the other orders, the label whose marks are shown on tiles.
         show: for ``sorted``: ``doubtful``, ``none``, or ``class:NAME`` (see `Sorting.ranked`).
         arrange: for ``search``: sort by score, date or file name. Sorting by date or name covers the likely matches, or
-            the best `MOST_ARRANGED` results if no cut-off was learned.
+            the best `MAX_ARRANGED` results if no cut-off was learned.
     """
 
-    terms: Annotated[tuple[SearchTerm, ...], Field(max_length=MOST_TERMS, strict=False)] = ()
+    terms: Annotated[tuple[SearchTerm, ...], Field(max_length=MAX_TERMS, strict=False)] = ()
     where: WhereText = ""
     adapt: bool = False
     order: Literal["search", "likely", "next", "cut", "clicked", "sorted"] = "search"
@@ -72,7 +72,7 @@ class Slice(Ask):
     """
 
     start: Annotated[int, Field(ge=0)] = 0
-    count: Annotated[int, Field(ge=1, le=MOST_TILES)] = 60
+    count: Annotated[int, Field(ge=1, le=MAX_TILES)] = 60
     version: int | None = None
     revision: int | None = None
 

@@ -34,7 +34,7 @@ except ImportError:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT = 8517
 
-PATIENCE = 5.0
+SHUTDOWN_TIMEOUT = 5.0
 """Seconds to wait for running requests before the process ends; finding duplicates may take a minute."""
 
 
@@ -220,7 +220,7 @@ def check_address(host: str, port: int, token: str | None) -> None:
         raise UserError(f"--host {host}: other machines could open the page. Also set a secret with --token.")
 
 
-def end_in_time(server: Any, patience: float = PATIENCE) -> list[threading.Timer]:
+def end_in_time(server: Any, patience: float = SHUTDOWN_TIMEOUT) -> list[threading.Timer]:
     """End the process ``patience`` seconds after a uvicorn server gets a signal, or immediately after a second signal.
 
     Threads that answer requests cannot be stopped, so the process is ended with them. No data is lost: every mark is on

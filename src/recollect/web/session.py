@@ -21,7 +21,7 @@ from recollect.core.recent import Recent
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term
 from recollect.index.annotations import LABELED
-from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
+from recollect.index.cutoff import MIN_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import ids_in
 from recollect.index.search import rank_pictures
@@ -43,7 +43,7 @@ Answer = TypeVar("Answer")
 _MAX_UPLOADS, _MAX_UPLOAD_BYTES = 32, 2**27  # cached uploads
 _MAX_LISTS, _MAX_FILTERS = 16, 8  # cached
 _FIRST = 5_000  # pictures that a search ranks at first; the others follow when the user scrolls further
-MOST_ARRANGED = 500
+MAX_ARRANGED = 500
 _WARM_AFTER = 1.0  # seconds
 
 
@@ -236,8 +236,8 @@ class Session:
         return Listing(found.ids, found.scores, total, about, vector=found.vector)
 
     def _arranged(self, by: Arrangement, listing: Listing) -> Listing:
-        """Sort the likely matches of a search by date or name; without a cut-off, the best `MOST_ARRANGED` results."""
-        count = listing.about["cut"]["above"] if "cut" in listing.about else MOST_ARRANGED
+        """Sort the likely matches of a search by date or name; without a cut-off, the best `MAX_ARRANGED` results."""
+        count = listing.about["cut"]["above"] if "cut" in listing.about else MAX_ARRANGED
         rank = {id: place for place, id in enumerate(listing.ids[:count])}
         ids = arranged(self.library.index, by, ids_in(rank)) if rank else []
         assert listing.scores is not None
@@ -408,7 +408,7 @@ class Session:
             marked = view.rows([id for id, mark in list(each.marks.items()) if mark > 0]).tolist()
             texts += [self.library.index.query_vector(each.text or each.name)] * len(marked)
             rows += marked
-        if len(rows) < LEAST_CAPTIONS:
+        if len(rows) < MIN_CAPTIONS:
             return None
         return learn_cut_off(view.vectors, np.stack(texts), np.array(rows, dtype=np.int64), basis="marks")
 
@@ -416,7 +416,7 @@ class Session:
     def _taught_by(self) -> tuple[int, int]:
         """Version and bit length of the number of marks: the cut-off is learned again when the marks have doubled."""
         marks = sum(each.count(1) for each in list(self.labels.classes.values()))
-        return self.library.index.version, marks.bit_length() if marks >= LEAST_CAPTIONS else 0
+        return self.library.index.version, marks.bit_length() if marks >= MIN_CAPTIONS else 0
 
     def prepare_later(self) -> None:
         """Call `prepare` in a thread if there is new data, no folder is being indexed and no such thread is running."""

@@ -18,7 +18,7 @@ from recollect.web.library import Library, ShownRows, View
 SUGGESTED = 12
 """Number of pictures that *Suggest pictures to mark* shows."""
 
-MOST_HELD = 2**30
+MAX_CACHED_BYTES = 2**30
 """Maximum number of bytes cached between clicks by the models of all labels except the active one."""
 
 
@@ -172,11 +172,11 @@ class Teaching:
             return found, taught
 
     def _free_memory(self) -> None:
-        """Free memory cached by models between clicks beyond `MOST_HELD`, least recently used first."""
+        """Free memory cached by models between clicks beyond `MAX_CACHED_BYTES`, least recently used first."""
         others = [taught.model for taught in list(self._taught.values())[:-1]]
         held = sum(model.held for model in others)
         for model in others:
-            if held <= MOST_HELD:
+            if held <= MAX_CACHED_BYTES:
                 return
             held -= model.held
             model.forget()

@@ -11,7 +11,7 @@ from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import caption_prefix
 from recollect.efsa.batch import number_texts
-from recollect.efsa.episodes import LEAST_PAIRS, contrast_scale
+from recollect.efsa.episodes import MIN_PAIRS, contrast_scale
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
@@ -58,7 +58,7 @@ def fine_tune(
     """
     captions = zip(index.ids, (next(iter(each or ()), "") for each in index.values("caption")), strict=True)
     ids = [id for id, caption in captions if caption]
-    if len(ids) < LEAST_PAIRS:
+    if len(ids) < MIN_PAIRS:
         raise UserError(NO_CAPTIONS)
     sites = adapter_sites(encoder)
     tuned = copy.deepcopy(encoder).eval()
@@ -73,7 +73,7 @@ def fine_tune(
                 pictures = index.pictures([ids[row] for row in order[first : first + options.batch_size]])
                 read = zip(pictures, pixels.read(pictures), strict=True)
                 pairs = [(picture.caption, pixel) for picture, pixel in read if pixel is not None]
-                if len(pairs) < LEAST_PAIRS:
+                if len(pairs) < MIN_PAIRS:
                     continue
                 texts, images = zip(*pairs, strict=True)
                 with torch.enable_grad():

@@ -40,7 +40,7 @@ WORLD = (
     "1,000 photographs of Flickr8k, 500 of COCO, and emoji in three styles"
 )
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 """Number of class names that replace a missing caption."""
 
 _BATCH = 64
@@ -154,7 +154,7 @@ def _tags(captions: tuple[str, ...]) -> str:
 def named(model: FeatureModel, pool: Pool, names: Sequence[str]) -> Pool:
     """Return the pool with captions replaced by the names that the model ranks first for each picture."""
     cosines = model.embed_images(pool.images) @ model.embed_texts([f"a photo of a {name}." for name in names]).T
-    first = cosines.topk(min(MOST_NAMES, len(names)), dim=1).indices.tolist()
+    first = cosines.topk(min(MAX_NAMES, len(names)), dim=1).indices.tolist()
     return replace(pool, captions=[", ".join(names[place] for place in places) for places in first])
 
 
@@ -214,7 +214,7 @@ def _measure(options: StudyOptions) -> Measurements:
     episodes |= {f"episode, step {rate:g}": EpisodeOptions(k=16, learning_rate=rate) for rate in RATES}
     read = data.digest(*data.roles.training, *([] if smoke else ["emoji"]))
     names = data.named().class_names
-    settings = [asdict(head), {name: asdict(one) for name, one in episodes.items()}, WEIGHTS, MOST_NAMES, names, read]
+    settings = [asdict(head), {name: asdict(one) for name, one in episodes.items()}, WEIGHTS, MAX_NAMES, names, read]
     found = Measurements()
     for seed in range(options.seeds or (1 if smoke else 3)):
 

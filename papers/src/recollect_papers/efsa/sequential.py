@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recollect.core.types import caption_prefix
 from recollect.efsa.batch import EpisodeBatch, Reranked
-from recollect.efsa.episodes import LEAST_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
+from recollect.efsa.episodes import MIN_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
@@ -64,7 +64,7 @@ class OneAtATime:
         options = self.options
         optimizer = torch.optim.AdamW(self._learned, lr=options.rate, weight_decay=options.weight_decay)
         total = torch.zeros((), dtype=self._copy.dtype, device=self._copy.device)
-        if batch.pairs.sum() < LEAST_PAIRS:
+        if batch.pairs.sum() < MIN_PAIRS:
             return total
         for _ in range(self.steps):
             loss = self._loss(batch)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, unit_or_zero
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_blocks
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
@@ -85,7 +85,7 @@ class ApeClassifier(EmbeddingClassifier):
         self.channels_ = best_channels(self.channels, scores)
         self.keys_ = unit_or_zero(support[:, self.channels_])
         given = self.alpha, self.beta, self.gamma
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         defaults = self._search(support, labels, plan) if len(plan.rows) and None in given else (2.0, 1.0, 0.1)
         self.alpha_, self.beta_, self.gamma_ = (
             default if value is None else value for value, default in zip(given, defaults, strict=True)
@@ -170,7 +170,7 @@ class ApeTrained(EmbeddingClassifier):
         self.trained_ = {"alpha": 2.0 if self.alpha is None else self.alpha,
                          "beta": 1.0 if self.beta is None else self.beta}  # fmt: skip
         self.alpha_, self.beta_ = self.trained_.values()
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         if len(plan.rows) and None in (self.alpha, self.beta):
             folds = [(self._refitted(support[learn], labels[learn], self.trained_), at) for learn, at in plan.folds()]
             betas = BETAS if self.beta is None else (self.beta,)

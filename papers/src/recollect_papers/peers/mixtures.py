@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.core.ordering import in_order
 from recollect.core.types import TEXT_SCALE
@@ -32,7 +32,7 @@ class Mixture(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self._learn_extra(support, labels)
         weight = getattr(self, self.weight_name)
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         if weight is None and len(plan.rows):
             base, extra = self._held_out_pair(support, labels, plan)
             weight = self._weigh(base, extra, plan.held_labels)

@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.utils.validation import check_array
 
 from recollect.classifiers.heads.base import KernelForm, as_numpy, class_means, softmax, unit_or_zero, unit_rows
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.core.ordering import best_first
 from recollect_papers.peers.mixtures import Mixture, discriminant
@@ -56,7 +56,7 @@ class Timo(Mixture):
         return rows.reshape(given.shape).astype(support.dtype, copy=False)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         self.gamma_, self.prompts_ = self._choose(support, labels, plan)
         super()._fit(support, labels)
 

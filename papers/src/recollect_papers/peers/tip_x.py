@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_blocks
 
@@ -66,7 +66,7 @@ class TipX(EmbeddingClassifier):
         return (nearest, farthest), (low, high)
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         given = self.alpha, self.beta, self.gamma
         if not len(plan.rows) or None not in given:
             return tuple(1.0 if value is None else value for value in given)  # type: ignore[return-value]

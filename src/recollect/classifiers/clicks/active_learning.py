@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from recollect.classifiers.clicks.cutoff import cut_off
-from recollect.classifiers.clicks.model import FEW_CLICKS, ClickFit, ClickModel
+from recollect.classifiers.clicks.model import MIN_CLICKS_PER_CLASS, ClickFit, ClickModel
 from recollect.core.ordering import best_first, in_order
 
 _CANDIDATES_PER_ROW, _MIN_CANDIDATES = 10, 50
@@ -32,7 +32,7 @@ def next_to_label(
     if not count:
         return np.empty(0, dtype=np.int64)
     cut = cut_off(fit)
-    few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < FEW_CLICKS
+    few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < MIN_CLICKS_PER_CLASS
     by, sure = (fit.scores, (count + 1) // 2) if few or cut is None else (cut.probability, max(1, count // 5))
     ranked = free[best_first(by[free])]
     likely, rest = ranked[:sure], ranked[sure:]

@@ -20,10 +20,10 @@ _SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # defaults with few clicks
 WEAK_WEIGHT = 0.05
 """Weight of a random picture used as a weak No; few of these pictures are Yes."""
 
-FEW_CLICKS = 4
+MIN_CLICKS_PER_CLASS = 4
 """Minimum number of Yes and of No for choosing settings."""
 
-MOST_CHOOSING = 200
+MAX_TUNING_CLICKS = 200
 """Maximum number of clicks for choosing settings; the time is cubic in their number."""
 
 _MIN_DISTANCE = 1e-2  # a row closer to the pool's mean has no reliable direction from it
@@ -146,10 +146,10 @@ class ClickModel:
         return (self.pool[rows] - self._mean) / self._distances[rows, None]
 
     def _settings(self, rows: np.ndarray, clicked: np.ndarray, order: np.ndarray) -> ClickSettings:
-        """Choose settings by the first `MOST_CHOOSING` clicks; defaults with fewer than `FEW_CLICKS` Yes or No."""
-        first = order < MOST_CHOOSING
+        """Choose settings by the first `MAX_TUNING_CLICKS` clicks; defaults below `MIN_CLICKS_PER_CLASS` Yes or No."""
+        first = order < MAX_TUNING_CLICKS
         rows, clicked = rows[first], clicked[first]
-        if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW_CLICKS:
+        if min((clicked > 0).sum(), (clicked < 0).sum()) < MIN_CLICKS_PER_CLASS:
             return ClickSettings(prior=_PRIOR if self.text is not None else 0.0)
         return self._system(rows, clicked)[1].best()
 

@@ -12,12 +12,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from recollect.classifiers.heads.calibration import (
-    SCORES_AT_ONCE,
+    SCORES_PER_BLOCK,
     expected_calibration_error,
     fit_temperature,
     set_thresholds,
 )
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.core.ordering import in_order
 
 UNIT_TOLERANCE = 1e-2
@@ -122,7 +122,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         loo_scores_: their scores while held out (held, classes).
         loo_accuracy_: accuracy on held-out examples (0 to 1), NaN without any.
         loo_ece_: expected calibration error on held-out examples, NaN without any.
-        temperature_: minimizes their negative log-likelihood; without any, estimated on generated ones (`stand_ins`).
+        temperature_: minimizes their negative log-likelihood; without any, estimated on `synthetic_examples`.
     """
 
     reads_prompts = False
@@ -173,7 +173,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         if not len(labels):
             return
         self.temperature_ = fit_temperature(self._logits(scores), labels)
-        probabilities, block = np.empty_like(scores), max(1, SCORES_AT_ONCE // len(self.classes_))
+        probabilities, block = np.empty_like(scores), max(1, SCORES_PER_BLOCK // len(self.classes_))
         for start in range(0, len(labels), block):
             rows = slice(start, start + block)
             probabilities[rows] = self._probabilities(scores[rows])
@@ -182,17 +182,17 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         self._true_probabilities = probabilities[np.arange(len(labels)), labels]
 
     def _estimate_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
-        """Estimate the temperature on the examples, with classifiers fitted to generated ones (`stand_ins`)."""
-        models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
+        """Estimate the temperature on the examples, with classifiers fitted to `synthetic_examples`."""
+        models = [self._refitted(rows, labels) for rows in self._synthetic_supports(support)]
         return self._fitted_temperature(models, support, labels)
 
-    def _stand_ins(self, support: np.ndarray) -> list[np.ndarray]:
+    def _synthetic_supports(self, support: np.ndarray) -> list[np.ndarray]:
         generator = np.random.default_rng(0)
-        draws = min(MOST_STAND_INS, -(-ENOUGH_GUESSES // len(support)))
-        return [stand_ins(support, generator) for _ in range(draws)]
+        draws = min(MAX_SYNTHETIC_SUPPORTS, -(-MIN_SCORED_EXAMPLES // len(support)))
+        return [synthetic_examples(support, generator) for _ in range(draws)]
 
     def _fitted_temperature(self, models: Sequence[Any], support: np.ndarray, labels: np.ndarray) -> float:
-        support, labels = support[:MOST_TUNING_ROWS], labels[:MOST_TUNING_ROWS]
+        support, labels = support[:MAX_TUNING_ROWS], labels[:MAX_TUNING_ROWS]
         scores = np.concatenate([model._scores(support) for model in models])
         return fit_temperature(self._logits(scores), np.tile(labels, len(models)))
 
@@ -328,23 +328,23 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         raise NotImplementedError
 
 
-LIKENESS = 0.5
+CLASS_CORRELATION = 0.5
 """Assumed correlation of two pictures of a class, which cannot be measured with one example per class.
 
 The calibration error of the starter on EuroSAT and textures, mean of three methods, is lowest at 0.6 and half a point
 higher at 0.5 (`benchmarks/one_shot.py`); classifiers on weaker embeddings are overconfident with either.
 """
 
-ENOUGH_GUESSES, MOST_STAND_INS = 100, 4
+MIN_SCORED_EXAMPLES, MAX_SYNTHETIC_SUPPORTS = 100, 4
 """Number of scored examples to estimate a temperature, and maximum number of generated supports."""
 
 
-def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def synthetic_examples(support: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Draw another example of each class from a Gaussian model: unit rows (examples, width).
 
     Between-class and within-class covariances are assumed to be proportional. Another example of the class of x then
     has mean ``m + rho (x - m)`` and covariance ``(1 - rho^2) S``, where m and S are mean and covariance of the examples
-    and rho is `LIKENESS`.
+    and rho is `CLASS_CORRELATION`.
 
     Args:
         support: unit rows (examples, width), one of each class.
@@ -356,8 +356,8 @@ def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray
         rows = np.linalg.qr(apart, mode="r")
         (generator,) = generator.spawn(1)  # differs from synthetic data drawn with the same seed
     drawn = generator.standard_normal((len(apart), len(rows))).astype(support.dtype) @ rows
-    drawn *= ((1 - LIKENESS**2) / max(len(apart) - 1, 1)) ** 0.5
-    return unit_or_zero(middle + LIKENESS * apart + drawn).astype(support.dtype, copy=False)
+    drawn *= ((1 - CLASS_CORRELATION**2) / max(len(apart) - 1, 1)) ** 0.5
+    return unit_or_zero(middle + CLASS_CORRELATION * apart + drawn).astype(support.dtype, copy=False)
 
 
 def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosine: bool = False) -> np.ndarray:

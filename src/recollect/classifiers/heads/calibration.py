@@ -8,7 +8,7 @@ import numpy as np
 BINS = 15
 """Number of bins of the calibration error, as in Guo et al. (2017)."""
 
-SCORES_AT_ONCE = 2**22
+SCORES_PER_BLOCK = 2**22
 """Block size (rows x classes) of scores converted to double precision: 32 MiB."""
 
 
@@ -23,7 +23,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         labels: (n,).
     """
     count, middle = len(logits), logits.mean(axis=1, keepdims=True)
-    block = max(1, SCORES_AT_ONCE // logits.shape[1])
+    block = max(1, SCORES_PER_BLOCK // logits.shape[1])
 
     def parts() -> Iterator[np.ndarray]:
         """Yield blocks of centered rows in double precision."""

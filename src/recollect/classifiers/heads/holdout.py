@@ -15,10 +15,10 @@ leaves its class with K - 1 examples against K of the others, which at few shots
 
 FOLDS = 3
 
-MOST_SCORES = 2**26
+MAX_SCORES = 2**26
 """Maximum number of held-out scores (rows x classes) in memory: 256 MiB in single precision."""
 
-MOST_TUNING_ROWS = 4096
+MAX_TUNING_ROWS = 4096
 """Maximum number of examples for choosing a parameter, drawn evenly over the classes."""
 
 
@@ -43,7 +43,7 @@ class HoldOut:
         """Plan to leave one out, or one of each class at up to `FEW_SHOTS` shots."""
         counts = np.bincount(labels)
         plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS))
-        return plan.first(MOST_SCORES // len(counts))
+        return plan.first(MAX_SCORES // len(counts))
 
     @property
     def held_labels(self) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.base import clone
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, softmax
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.types import TEXT_SCALE
@@ -35,7 +35,7 @@ class ZeroShotMix(EmbeddingClassifier):
         checked = isinstance(estimator, EmbeddingClassifier)
         self.estimator_ = (estimator.fit_checked if checked else estimator.fit)(support, labels)
         self.weight_ = 1.0 if self.weight is None else self.weight
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         if self.weight is None and len(plan.rows):
             self.weight_, _ = best_weight(*self._held_out_pair(support, labels, plan), plan.held_labels)
 

@@ -7,7 +7,7 @@ import scipy.linalg
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, as_numpy
 from recollect.classifiers.heads.calibration import conformal_groups
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, turns
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut, turns
 from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
 from recollect.classifiers.heads.mixing import best_weight
 from recollect.core.ordering import in_order
@@ -85,7 +85,7 @@ class ProKeR(EmbeddingClassifier):
 
     def _estimate_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
         """Estimate the temperature as in other methods, but keep the residuals of the real examples."""
-        models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
+        models = [self._refitted(rows, labels) for rows in self._synthetic_supports(support)]
         for model in models:
             if model._ridge is not None:
                 model.coef_ = model._ridge.inverse @ self._residual(np.arange(len(labels)))
@@ -96,7 +96,7 @@ class ProKeR(EmbeddingClassifier):
         ridges = np.array(RIDGES if self.ridge is None else (self.ridge,))
         if None not in (self.bandwidth, self.ridge) and (self.text_weight is not None or self.text_features is None):
             return self.bandwidth, self.ridge, self.text_weight or 0.0  # type: ignore[return-value]
-        plan = plan.first(MOST_TUNING_ROWS)
+        plan = plan.first(MAX_TUNING_ROWS)
         targets = RidgeTargets(self.support_, self.labels_, self.texts_)
         own, similarity = plan.held_labels, targets.similarity(plan.rows)
         best: tuple[tuple[float, ...], tuple[float, float, float]] | None = None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
 from recollect.core.threads import one_thread
@@ -105,7 +105,7 @@ class CrossValidatedTipAdapter(TipAdapter):
     """
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         if not len(plan.rows):
             return self.alpha, self.beta
         texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS
+from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS
 
 
 class LinearProbe(EmbeddingClassifier):
@@ -29,7 +29,7 @@ class LinearProbe(EmbeddingClassifier):
         self.max_iter = max_iter
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        plan = self._plan.first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MAX_TUNING_ROWS)
         self.C_ = 1.0 if 1.0 in self.strengths else self.strengths[0]
         if len(self.strengths) > 1 and len(plan.rows):
             right = [

@@ -13,27 +13,27 @@ from recollect.classifiers.heads.base import class_means, left_out_means, unit_o
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.holdout import HoldOut, turns
 
-ENOUGH_EXAMPLES = 10
+MIN_EXAMPLES = 10
 """Minimum number of held-out examples (or clicks) to report a share; with nine, each moves it by 11 points."""
 
-TOO_FEW = "too few examples to tell"
+TOO_FEW_EXAMPLES = "too few examples to tell"
 """Shown in every interface instead of a figure measured on too few examples."""
 
 
 def enough_to_tell(examples: int) -> bool:
-    """Return whether to show a share measured on this many examples; otherwise show `TOO_FEW`."""
-    return examples >= ENOUGH_EXAMPLES
+    """Return whether to show a share measured on this many examples; otherwise show `TOO_FEW_EXAMPLES`."""
+    return examples >= MIN_EXAMPLES
 
 
 def share_text(share: float | None, examples: int) -> str:
-    """Format a share, as in ``87.5 % of 24``, or return `TOO_FEW`.
+    """Format a share, as in ``87.5 % of 24``, or return `TOO_FEW_EXAMPLES`.
 
     Args:
         share: between 0 and 1; None if not measured.
         examples: number of examples it was measured on.
     """
     if share is None or not enough_to_tell(examples):
-        return TOO_FEW
+        return TOO_FEW_EXAMPLES
     return f"{100 * share:.1f} % of {examples}"
 
 

@@ -12,7 +12,7 @@ from recollect.core.progress import note
 from recollect.core.types import Encoder, Sample, Source
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, prepared
 
-MOST_BROKEN = 0.1
+MAX_BROKEN_SHARE = 0.1
 """Maximum fraction of broken pictures in an evaluation; fewer are only reported."""
 
 _MIN_READS = 1000  # reads before the fraction is reliable; among the first hundred, it may exceed the limit by chance

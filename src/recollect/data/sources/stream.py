@@ -32,7 +32,7 @@ from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
 from recollect.data.sources.tars import DAMAGE, MAX_OPEN, open_tar, tar_columns, tar_sizes
 
-AT_ONCE = 16
+MAX_OPEN_SHARDS = 16
 """Number of remote files opened concurrently."""
 
 _MAX_TEXT_BLOCKS = 512
@@ -151,8 +151,8 @@ class StreamedSource(Source):
         files = self._files
         if not is_address(files[0]):
             return portable_hash([Path(file) for file in files])
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            versions = list(pool.map(version_of, files[:: max(1, len(files) // AT_ONCE)]))
+        with ThreadPoolExecutor(MAX_OPEN_SHARDS) as pool:
+            versions = list(pool.map(version_of, files[:: max(1, len(files) // MAX_OPEN_SHARDS)]))
         digest = hashlib.blake2b(repr([(block.file, block.rows) for block in self.blocks]).encode(), digest_size=16)
         digest.update(repr(versions).encode())
         return digest.hexdigest()
@@ -203,7 +203,7 @@ def open_stream(
     """
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
     if kinds == {".parquet"}:
-        with ThreadPoolExecutor(AT_ONCE if is_address(files[0]) else 1) as pool:
+        with ThreadPoolExecutor(MAX_OPEN_SHARDS if is_address(files[0]) else 1) as pool:
             blocks = [block for found in pool.map(_row_groups, files) for block in found]
         row: Mapping[str, Any] = dict.fromkeys(_parquet(files[0]).schema_arrow.names)
     elif kinds == {".tar"}:
@@ -234,7 +234,7 @@ def _parquet(file: str) -> pq.ParquetFile:
         return _remote_parquet(file, os.getpid()) if is_address(file) else pq.ParquetFile(file)
 
 
-@lru_cache(AT_ONCE)
+@lru_cache(MAX_OPEN_SHARDS)
 def _remote_parquet(file: str, process: int) -> pq.ParquetFile:
     """Open a remote Parquet file, cached because reading its metadata takes two requests.
 

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from recollect.core.errors import UserError
 from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
-from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, Condition, Filter, Junction, asked_value
+from recollect.index.filters import MULTI_VALUED, NAMES, PHYSICAL, Condition, Filter, Junction, asked_value
 from recollect.index.rows import Record, schema, unit_vectors
 
 _MAX_BYTES = 65_535  # of a text field; there are no binary fields, so pictures are stored as base64
@@ -147,8 +147,8 @@ def _condition(where: Condition) -> str:
     if isinstance(where.value, frozenset):
         return among("id", sorted(where.value), where.operator == "in")
     value = milvus_text(where.value) if isinstance(where.value, str) else json.dumps(where.value)
-    several = None if where.name in NAMES and where.name not in SEVERAL else _list_values(where, name, value)
-    if where.name not in SEVERAL:
+    several = None if where.name in NAMES and where.name not in MULTI_VALUED else _list_values(where, name, value)
+    if where.name not in MULTI_VALUED:
         one = _single_value(where, name, value)
         return one if several is None else f"({one} or {several})"
     if several is None:
