@@ -82,9 +82,9 @@ def test_both_kinds_of_query_reach_the_recall(large):
             places = np.flatnonzero(vector_keys(matrix, by) >= 0)[:: 24_000 // 300]
             queries = matrix.unit(by, places)
             exact = matrix.nearest(queries, 11, accelerator.by, matrix.searchable(accelerator.by, None, False))
-            selves = places if by == accelerator.by else np.full(len(places), -1)
+            own_rows = places if by == accelerator.by else np.full(len(places), -1)
             approximate = inverted_file.search(matrix, queries, 11)
-            assert recall_of(approximate, exact, selves).mean() >= accelerator.recall - 0.05
+            assert recall_of(approximate, exact, own_rows).mean() >= accelerator.recall - 0.05
 
 
 def test_results_have_exact_scores(large):

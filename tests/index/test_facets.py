@@ -8,7 +8,7 @@ import pytest
 
 from recollect.core.errors import UserError
 from recollect.index import File, Index, Rows
-from recollect.index.facets import arranged, aspect_ratios
+from recollect.index.facets import aspect_ratios, sorted_ids
 
 FOLDERS = ["", "Norway", "Norway/Bergen", "Norway/Bergen/day 1", "Norwegen's #1 100%", "Norway/Oslo"]
 
@@ -84,7 +84,7 @@ def test_sorting_is_stable_and_puts_pictures_without_a_date_last(index, by, wher
         "oldest": lambda each: (not each.taken, each.taken),
         "name": lambda each: (not each.files, each.files[0].key if each.files else ""),
     }[by]
-    assert arranged(index, by, where) == [each.id for each in sorted(pictures, key=key)]
+    assert sorted_ids(index, by, where) == [each.id for each in sorted(pictures, key=key)]
 
 
 def test_aspect_ratios_follow_the_order_of_ids(index):
@@ -93,7 +93,7 @@ def test_aspect_ratios_follow_the_order_of_ids(index):
 
 
 def test_a_filter_without_matches_is_an_error(index):
-    for call in (index.facets, partial(index.facets, ["clicked"]), partial(arranged, index, "name")):
+    for call in (index.facets, partial(index.facets, ["clicked"]), partial(sorted_ids, index, "name")):
         with pytest.raises(UserError, match="no picture satisfies"):
             call(where="camera = 'Leica'")
 
@@ -101,5 +101,5 @@ def test_a_filter_without_matches_is_an_error(index):
 def test_an_empty_index_has_no_facets():
     empty = Index.create(width=4, model="m")
     assert empty.facets() == {name: [] for name in ("folder", "month", "camera", "label", "source")}
-    assert arranged(empty, "newest") == []
+    assert sorted_ids(empty, "newest") == []
     assert len(aspect_ratios(empty)) == 0

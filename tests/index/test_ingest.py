@@ -122,7 +122,7 @@ def test_a_removed_picture_stays_removed_under_any_name_until_it_is_restored(ind
     index.add(photos)
     shutil.copy(photos / "home" / "6.png", photos / "copy.png")
     report = index.add(photos)
-    assert report.kept_out == 2
+    assert report.excluded == 2
     assert not set(removed) & set(index.ids)
     assert (photos / "home" / "6.png").exists()
     embedded = encoder.images

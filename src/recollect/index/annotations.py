@@ -16,7 +16,7 @@ LABELED = "clicked"
 """Label column written by the web page: ``clicked = 'cat'``."""
 
 
-def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
+def labels_in_column(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
     """Return the labels per id in one label column; None if the column does not exist."""
     found: dict[str, list[str]] = {}
     for id, value in _selected(path, "SELECT id, value FROM labels WHERE name = ? ORDER BY id, value", name):

@@ -14,7 +14,7 @@ from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
 from recollect.core.validation import refuse
 from recollect.core.words import escape_formula
-from recollect.index.annotations import LABELED, labels_named
+from recollect.index.annotations import LABELED, labels_in_column
 from recollect.index.index import Index
 from recollect.index.picture import PICTURE_FACTS, Picture
 
@@ -131,7 +131,7 @@ def _write_coco(index: Index, wanted: Sequence[str], out: Path, kind: CocoKind) 
 
 def _blocks(index: Index, ids: Sequence[str]) -> Iterator[list[Picture]]:
     """Yield pictures in blocks, with manual labels added to those from sources."""
-    manual = labels_named(index.annotations, LABELED) or {}
+    manual = labels_in_column(index.annotations, LABELED) or {}
     for first in range(0, len(ids), _BLOCK):
         pictures = index.pictures(ids[first : first + _BLOCK])
         yield [

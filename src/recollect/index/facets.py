@@ -26,7 +26,9 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
         for name in names:
             if name in _COLUMN:
                 counts[name].update(dict(_counted(name, table[_COLUMN[name]])))
-    by_hand = {name: annotations.labels_named(index.annotations, name) or {} for name in names if name not in _COLUMN}
+    by_hand = {
+        name: annotations.labels_in_column(index.annotations, name) or {} for name in names if name not in _COLUMN
+    }
     if any(by_hand.values()) or (where is not None and not columns):  # without columns, no scan checked the filter
         known = {*(index.ids if where is None else index.ids_where(where))}
         for name, labels in by_hand.items():
@@ -38,7 +40,7 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
     }  # fmt: skip
 
 
-def arranged(index: Any, by: Arrangement, where: str | Filter | None = None) -> list[str]:
+def sorted_ids(index: Any, by: Arrangement, where: str | Filter | None = None) -> list[str]:
     """Return the ids of all pictures, or those matching a filter, sorted by date or file name.
 
     Pictures without a date come last. Ties keep the row order.

@@ -45,7 +45,7 @@ _OPPOSITE: dict[Operator, Operator] = {
 }  # fmt: skip
 
 
-def asked_value(name: str, value: Any) -> Any:
+def filter_value(name: str, value: Any) -> Any:
     """Convert a table column's value to its filter value: None if missing, a list for names with several values."""
     if name in ("source", "path"):
         return [file[name] for file in value if file[name]]
@@ -186,10 +186,10 @@ def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[s
         return where
     ids = list(by_id)
     matching = where.mask(FilterColumns(len(ids), lambda _: [{where.name: list(by_id[id])} for id in ids]))
-    return ids_in(np.array(ids, dtype=object)[matching].tolist())
+    return match_ids(np.array(ids, dtype=object)[matching].tolist())
 
 
-def ids_in(ids: Iterable[str]) -> Condition:
+def match_ids(ids: Iterable[str]) -> Condition:
     """Return a filter that matches the given ids."""
     return Condition("id", "in", frozenset(ids))
 

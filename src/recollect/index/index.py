@@ -22,7 +22,7 @@ from recollect.index.filters import (
     NUMBERS,
     PHYSICAL,
     Filter,
-    asked_value,
+    filter_value,
     parse_filter,
     unknown_names,
     with_labels,
@@ -33,7 +33,7 @@ from recollect.index.ingest import IngestReport, ingest, open_pictures
 from recollect.index.lookup import Excluded, Found, ids_near, look_up
 from recollect.index.model import IndexModel, encoder_and_name
 from recollect.index.picture import Picture, picture_of
-from recollect.index.query import Asked, as_query
+from recollect.index.query import QueryLike, as_query
 from recollect.index.rows import COLUMNS, FACTS, By, Record, Rows, VectorPrecision, unit_vectors
 from recollect.index.samples import IngestOptions
 from recollect.index.search import search_pictures
@@ -318,11 +318,11 @@ class Index:
         """Return a filter column: one value per picture, a list for names with several values, None if missing."""
         known: Mapping[str, Any] | None = None
         if name not in NAMES:
-            known = annotations.labels_named(self.annotations, name)
+            known = annotations.labels_in_column(self.annotations, name)
         if known is None:
             column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
             rows = self.store.dicts(["id", column]) if ids is None else self.store.rows(list(ids), [column]).to_pylist()
-            values = ((row["id"], asked_value(name if name in NAMES else column, row[column])) for row in rows)
+            values = ((row["id"], filter_value(name if name in NAMES else column, row[column])) for row in rows)
             known = {id: value.get(name) if column == "metadata" else value for id, value in values}
         return [known.get(id) for id in (self.ids if ids is None else ids)]
 
@@ -390,7 +390,7 @@ class Index:
         if where is None:
             return None
         path = self.annotations
-        return with_labels(parse_filter(where), lambda name: annotations.labels_named(path, name))
+        return with_labels(parse_filter(where), lambda name: annotations.labels_in_column(path, name))
 
     def _check_known(self, ids: Sequence[str], known: Collection[str] | None = None) -> None:
         """Raise `UserError` for ids that do not exist."""
@@ -454,7 +454,7 @@ class Index:
 
     def search(
         self,
-        query: Asked | Sequence[Asked],
+        query: QueryLike | Sequence[QueryLike],
         k: int = 10,
         *,
         where: str | Filter | None = None,
@@ -488,11 +488,13 @@ class Index:
         return search_pictures(self, [query], k, where=where, exclude=exclude, min_score=min_score, page=page,
                                encoder=encoder, exact=exact, by=by, rerank=rerank)[0]  # fmt: skip
 
-    def search_many(self, queries: Sequence[Asked | Sequence[Asked]], k: int = 10, **options: Any) -> list[Hits]:
+    def search_many(
+        self, queries: Sequence[QueryLike | Sequence[QueryLike]], k: int = 10, **options: Any
+    ) -> list[Hits]:
         """Run `search` for several queries in one batch, with the same options."""
         return search_pictures(self, queries, k, **options)
 
-    def query_vector(self, query: Asked | Sequence[Asked]) -> Float32[np.ndarray, " width"]:
+    def query_vector(self, query: QueryLike | Sequence[QueryLike]) -> Float32[np.ndarray, " width"]:
         """Return the unit-norm vector that `search` looks up for a query."""
         return self.model.embed([as_query(query)])[0]
 

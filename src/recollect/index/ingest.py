@@ -45,7 +45,7 @@ class IngestReport:
         unchanged: unchanged samples.
         copies: samples whose picture is already in the index under another name or source.
         gone: pictures no longer in any source.
-        kept_out: samples whose picture the user removed.
+        excluded: samples whose picture the user removed.
         near: pictures skipped as near-duplicates.
         broken: error messages of unreadable pictures.
     """
@@ -56,7 +56,7 @@ class IngestReport:
     unchanged: int = 0
     copies: int = 0
     gone: int = 0
-    kept_out: int = 0
+    excluded: int = 0
     near: int = 0
     broken: list[str] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class IngestReport:
         """Return a one-line summary."""
         parts = {
             "added": self.added, "updated": self.updated, "unchanged": self.unchanged, "copies": self.copies,
-            "gone": self.gone, "removed by you and kept out": self.kept_out, "near-duplicates left out": self.near,
+            "gone": self.gone, "removed by you and kept out": self.excluded, "near-duplicates left out": self.near,
             "unreadable": len(self.broken),
         }  # fmt: skip
         return f"{self.read:,} read: " + ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)
@@ -177,7 +177,7 @@ class _Writer:
             if isinstance(outcome, Unchanged):
                 self.report.unchanged += 1
                 id, before = self.files[file.key][file.stamp]
-                self.report.kept_out += self.ids[id]
+                self.report.excluded += self.ids[id]
                 if before != file:  # moved or rewritten, with the same content
                     self._moved.setdefault(id, []).append(file)
             elif outcome.id in near:
@@ -241,7 +241,7 @@ class _Writer:
             stored = (*(each.stored for each in again), images[row], *(each.stored for each in new))
             images[row] = next(filter(None, stored), None)
             self.report.copies += len(new) if not existing.removed[row] else 0
-            self.report.kept_out += len(reads) if existing.removed[row] else 0
+            self.report.excluded += len(reads) if existing.removed[row] else 0
         return replace(with_files(existing, files), images=images)
 
     def _new(self, pictures: list[list[ReadPicture]]) -> Rows:

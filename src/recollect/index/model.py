@@ -113,9 +113,9 @@ class IndexModel:
         Raises:
             UserError: see `recollect.index.query.embed_queries`.
         """
-        return embed_queries(encoder or self.part_for(queries), queries, self.record.prefix)
+        return embed_queries(encoder or self.encoder_for(queries), queries, self.record.prefix)
 
-    def part_for(self, queries: Sequence[Query]) -> QueryEncoder | None:
+    def encoder_for(self, queries: Sequence[Query]) -> QueryEncoder | None:
         """Return the cheapest encoder for these queries; None if all their terms are vectors."""
         terms = [term for query in queries for term in query.terms if term.vector is None]
         if not terms:
@@ -123,7 +123,7 @@ class IndexModel:
         words = self._words if all(term.words is not None for term in terms) else None
         return words or self.encoder
 
-    def open_words(self) -> None:
+    def open_text_encoder(self) -> None:
         """Open the text encoder: for the starter a part that needs no PyTorch, else the whole model.
 
         Raises:

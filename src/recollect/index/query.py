@@ -117,7 +117,7 @@ class Query:
         return first.words if not rest and first.weight == 1 else None
 
     @property
-    def words_alone(self) -> bool:
+    def only_words(self) -> bool:
         """Whether all terms are words."""
         return all(term.words is not None for term in self.terms)
 
@@ -159,16 +159,16 @@ class Query:
     __rmul__ = __mul__
 
 
-Asked = Any
+QueryLike = Any
 """Words, a `Path`, a PIL image, an array, a tensor, a `Query`, a `Term`, or a list of such things (`as_query`)."""
 
 
-def Minus(part: Asked, weight: float = 1.0) -> Query:  # capitalized since it reads like a type in a list of terms
+def Minus(part: QueryLike, weight: float = 1.0) -> Query:  # capitalized since it reads like a type in a list of terms
     """Subtract a term in a list of terms: ``["a red boat", Minus("people")]``."""
     return -weight * as_query(part)
 
 
-def as_query(asked: Asked | Sequence[Asked]) -> Query:
+def as_query(query: QueryLike | Sequence[QueryLike]) -> Query:
     """Convert words, a picture, a vector, a term, a query, or a list of these (summed) to a query.
 
     A string means words. A 1-d array, a float array with a single row, or a list of numbers is a vector; an array
@@ -177,28 +177,28 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
     Raises:
         UserError: any other type.
     """
-    if isinstance(asked, Query):
-        return asked
-    if isinstance(asked, Term):
-        return Query((asked,))
-    if isinstance(asked, str):
-        return Query.words(asked)
-    if isinstance(asked, Path | Image.Image):
-        return Query.picture(asked)
-    if "torch" in sys.modules and isinstance(asked, sys.modules["torch"].Tensor):
-        return Query.vector(asked.detach().cpu())
-    if isinstance(asked, np.ndarray):
-        row = asked.ndim == 2 and len(asked) == 1 and np.issubdtype(asked.dtype, np.floating)
-        return Query.vector(asked.reshape(-1)) if row or asked.ndim == 1 else Query.picture(asked)
-    if isinstance(asked, bytes):
-        return Query.picture(decode(asked, "the picture"))
-    if hasattr(asked, "open"):
-        return Query.picture(asked.open())
-    if isinstance(asked, list | tuple) and asked and all(isinstance(part, int | float) for part in asked):
-        return Query.vector(np.array(asked, dtype=np.float32))
-    if isinstance(asked, Iterable) and (parts := list(asked)):
+    if isinstance(query, Query):
+        return query
+    if isinstance(query, Term):
+        return Query((query,))
+    if isinstance(query, str):
+        return Query.words(query)
+    if isinstance(query, Path | Image.Image):
+        return Query.picture(query)
+    if "torch" in sys.modules and isinstance(query, sys.modules["torch"].Tensor):
+        return Query.vector(query.detach().cpu())
+    if isinstance(query, np.ndarray):
+        row = query.ndim == 2 and len(query) == 1 and np.issubdtype(query.dtype, np.floating)
+        return Query.vector(query.reshape(-1)) if row or query.ndim == 1 else Query.picture(query)
+    if isinstance(query, bytes):
+        return Query.picture(decode(query, "the picture"))
+    if hasattr(query, "open"):
+        return Query.picture(query.open())
+    if isinstance(query, list | tuple) and query and all(isinstance(part, int | float) for part in query):
+        return Query.vector(np.array(query, dtype=np.float32))
+    if isinstance(query, Iterable) and (parts := list(query)):
         return Query(tuple(term for part in parts for term in as_query(part).terms))
-    raise UserError(f"{asked!r}: not a query. Pass words, a Path, a PIL image, an array, a vector, or a list of these.")
+    raise UserError(f"{query!r}: not a query. Pass words, a Path, a PIL image, an array, a vector, or a list of these.")
 
 
 QueryEncoder = Any

@@ -25,7 +25,7 @@ BLOCK = 256
 _BROKEN_SHARE = 0.5
 """A folder of photos may have many damaged files; if most are unreadable, a disk failed or the column is wrong."""
 
-KeptPictures = Literal["source", "bytes", "path", "none"]
+PictureStorage = Literal["source", "bytes", "path", "none"]
 """How an index stores pictures: bytes or path as in the source, always bytes, always the path, or not at all."""
 
 
@@ -47,7 +47,7 @@ class IngestOptions:
 
     captions: Literal["all", "first"] = "all"
     template: str | None = None
-    pictures: KeptPictures = "source"
+    pictures: PictureStorage = "source"
     limit: int | None = None
     near: float | None = None
     broken_share: float = _BROKEN_SHARE
@@ -103,7 +103,7 @@ class SampleReader:
     Attributes:
         encoder: embeds pictures.
         source: source of the samples.
-        called: name of the source in the index.
+        source_name: name of the source in the index.
         options: how samples become rows.
         known: files of the source in the index, with their picture's id, by key and stamp.
         ids: ids of pictures that are not embedded again.
@@ -111,7 +111,7 @@ class SampleReader:
 
     encoder: Encoder
     source: Source
-    called: str
+    source_name: str
     options: IngestOptions
     known: Mapping[str, Mapping[str, tuple[str, File]]] = field(default_factory=dict)
     ids: frozenset[str] = frozenset()
@@ -180,7 +180,7 @@ class SampleReader:
         return _hash(f"{options} {self.source.facts(index, sample)}".encode())
 
     def _file(self, index: int, key: str, original: bytes | Path | None, content: str, sample: Sample | None) -> File:
-        file = File(self.called, key, place=self.source.place, stamp=f"{content}-{self._facts(index, sample)}")
+        file = File(self.source_name, key, place=self.source.place, stamp=f"{content}-{self._facts(index, sample)}")
         if not isinstance(original, Path):
             return file
         with _broken_if_unreadable():

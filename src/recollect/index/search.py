@@ -13,7 +13,7 @@ from recollect.core.validation import check_number
 from recollect.index.cutoff import CutOff
 from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, Hit, Hits, Reranker
-from recollect.index.query import Asked, Query, QueryEncoder, as_query, check_terms
+from recollect.index.query import Query, QueryEncoder, QueryLike, as_query, check_terms
 from recollect.index.rows import By
 
 
@@ -40,7 +40,7 @@ class Ranking:
 
 def rank_pictures(
     index: Any,
-    queries: Sequence[Asked | Sequence[Asked]],
+    queries: Sequence[QueryLike | Sequence[QueryLike]],
     k: int,
     where: str | Filter | None = None,
     exclude: Collection[str] = (),
@@ -64,7 +64,7 @@ def rank_pictures(
     if not nonempty or not searched:
         return [Ranking(query, notes=query_notes(query, None), searched=searched) for query in parsed]
     with lock or nullcontext():
-        encoder = encoder or index.model.part_for(nonempty)
+        encoder = encoder or index.model.encoder_for(nonempty)
         vectors, notes = index.model.embed(nonempty, encoder), [query_notes(query, encoder) for query in nonempty]
     found = index.lookup(vectors, min(k, searched), by, where=where, exclude=frozenset(exclude) or None, exact=exact)
     ranked = []
@@ -79,7 +79,7 @@ def rank_pictures(
 
 def search_pictures(
     index: Any,
-    queries: Sequence[Asked | Sequence[Asked]],
+    queries: Sequence[QueryLike | Sequence[QueryLike]],
     k: int,
     *,
     page: int = 1,
@@ -112,14 +112,14 @@ def search_pictures(
 def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float) -> float | None:
     if not isinstance(min_score, CutOff):
         return min_score
-    return min_score.limit_among(vector, best) if query.words_alone else None
+    return min_score.limit_among(vector, best) if query.only_words else None
 
 
 def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple[str, ...]:
     """Return a note on why a `CutOff` does not apply."""
     if not isinstance(min_score, CutOff) or ranking.limit is not None or not ranking.ids:
         return ()
-    if ranking.query.words_alone:
+    if ranking.query.only_words:
         return ("nothing is cut off: no picture scores far above the others",)
     return ("nothing is cut off: the cut-off applies to text queries only, and this query contains a picture",)
 

@@ -22,8 +22,8 @@ from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term
 from recollect.index.annotations import LABELED
 from recollect.index.cutoff import MIN_CAPTIONS, learn_cut_off
-from recollect.index.facets import FACETS, Arrangement, arranged
-from recollect.index.filters import ids_in
+from recollect.index.facets import FACETS, Arrangement, sorted_ids
+from recollect.index.filters import match_ids
 from recollect.index.search import rank_pictures
 from recollect.web.actions import Actions
 from recollect.web.duplicates import DuplicateFinder
@@ -212,7 +212,7 @@ class Session:
         if ask.arrange == "score":
             ids = self.selection(ask.where, view).ids
         else:
-            ids = arranged(self.library.index, ask.arrange, ask.where or None)
+            ids = sorted_ids(self.library.index, ask.arrange, ask.where or None)
             ids = view.ids if ids == view.ids else ids  # unchanged order: share the list
         return Listing(ids, None, len(ids))
 
@@ -239,7 +239,7 @@ class Session:
         """Sort the likely matches of a search by date or name; without a cut-off, the best `MAX_ARRANGED` results."""
         count = listing.about["cut"]["above"] if "cut" in listing.about else MAX_ARRANGED
         rank = {id: place for place, id in enumerate(listing.ids[:count])}
-        ids = arranged(self.library.index, by, ids_in(rank)) if rank else []
+        ids = sorted_ids(self.library.index, by, match_ids(rank)) if rank else []
         assert listing.scores is not None
         about = {"notes": listing.about["notes"], "arranged": len(ids)}
         return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before)
@@ -527,7 +527,7 @@ def open_session(
     check_writable(labels, "--labels")
     check_writable(out, "--out")
     store = LabelStore(file)
-    index.model.open_words()  # report a model that cannot be opened now
+    index.model.open_text_encoder()  # report a model that cannot be opened now
     if index.folder is not None and labels is not None:
         _note_read_only(index.folder, labels)
     page = labels.parent if labels else file.parent / "page"

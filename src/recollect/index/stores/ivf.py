@@ -191,21 +191,21 @@ def _write_about(folder: Path, about: Accelerator) -> None:
 def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) -> Accelerator:
     """Choose the fewest probes that reach the target on half of the queries; measure recall on the other half."""
     by, draw, matrix = ann.about.by, numpy_generator("ann queries", 0), store.matrix()
-    selves = draw.permutation(places)[:_QUERIES]
-    queries = matrix.unit(by, selves)
+    own_rows = draw.permutation(places)[:_QUERIES]
+    queries = matrix.unit(by, own_rows)
     other: By = "text" if by == "image" else "image"
     across = np.flatnonzero(vector_keys(matrix, other) >= 0)
     if len(across):  # most real queries search pictures by text
         drawn = draw.permutation(across)[:_QUERIES]
         queries = np.concatenate([queries, matrix.unit(other, drawn)])
-        selves = np.concatenate([selves, np.full(len(drawn), -1)])
+        own_rows = np.concatenate([own_rows, np.full(len(drawn), -1)])
     exact = matrix.nearest(queries, _NEAREST + 1, by, matrix.searchable(by, None, False))
-    choosing, kinds = np.arange(len(queries)) % 2 == 0, selves < 0
+    choosing, kinds = np.arange(len(queries)) % 2 == 0, own_rows < 0
     probes, recall = 1, 0.0
     while True:
         found = ann.search(matrix, queries, _NEAREST + 1, probes)
         if found is not None:
-            recalls = recall_of(found, exact, selves)
+            recalls = recall_of(found, exact, own_rows)
             recall = lowest_mean(recalls[~choosing], kinds[~choosing])
             if lowest_mean(recalls[choosing], kinds[choosing]) >= target:
                 break
@@ -220,11 +220,11 @@ def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) 
 
 
 def recall_of(
-    found: ExactNeighbors, exact: ExactNeighbors, selves: Int64[np.ndarray, " queries"]
+    found: ExactNeighbors, exact: ExactNeighbors, own_rows: Int64[np.ndarray, " queries"]
 ) -> Float32[np.ndarray, " queries"]:
     """Return each query's recall of the ten nearest, excluding the query's own vector; tied scores are equivalent."""
     out = []
-    for row, own in enumerate(selves.tolist()):
+    for row, own in enumerate(own_rows.tolist()):
         wanted = exact.scores[row][exact.rows[row] != own][:_NEAREST]
         mine = found.scores[row][found.rows[row] != own][:_NEAREST]
         out.append((mine >= wanted[-1] - 1e-6).sum() / len(wanted))

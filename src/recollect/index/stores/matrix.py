@@ -19,7 +19,7 @@ from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
 from recollect.core.files import atomic_folder
 from recollect.core.nearest import ExactNeighbors, best_of_all, exact_neighbors
 from recollect.index.arrow import caption_matrix, integer_array, integer_values, string_array, vector_matrix
-from recollect.index.filters import PHYSICAL, Filter, FilterColumns, asked_value
+from recollect.index.filters import PHYSICAL, Filter, FilterColumns, filter_value
 from recollect.index.rows import FACTS, By, Record
 from recollect.index.stores.base import Nearest, mean_of_captions
 
@@ -79,7 +79,7 @@ class Part:
 def filter_columns(rows: Any) -> FilterColumns:
     """Return the filter columns of an Arrow table that contains `FACTS`."""
     return FilterColumns(
-        len(rows), lambda name: [asked_value(name, value) for value in rows[PHYSICAL.get(name, name)].to_pylist()]
+        len(rows), lambda name: [filter_value(name, value) for value in rows[PHYSICAL.get(name, name)].to_pylist()]
     )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from recollect.core.errors import UserError
 from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
-from recollect.index.filters import MULTI_VALUED, NAMES, PHYSICAL, Condition, Filter, Junction, asked_value
+from recollect.index.filters import MULTI_VALUED, NAMES, PHYSICAL, Condition, Filter, Junction, filter_value
 from recollect.index.rows import Record, schema, unit_vectors
 
 _MAX_BYTES = 65_535  # of a text field; there are no binary fields, so pictures are stored as base64
@@ -42,7 +42,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
     Lists of strings are also stored as one string with a line per value, for ``like '%words%'``.
     """
     found = {name: value for name, value in json.loads(row["metadata"]).items() if name not in NAMES}
-    known = {name: asked_value(name, row[PHYSICAL.get(name, name)]) for name in NAMES if name != "id"}
+    known = {name: filter_value(name, row[PHYSICAL.get(name, name)]) for name in NAMES if name != "id"}
     found |= {name: value for name, value in known.items() if value not in (None, [])}
     texts = {
         name: [each for each in value if isinstance(each, str)]
