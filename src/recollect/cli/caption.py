@@ -123,4 +123,6 @@ def _print(report: "CaptionReport", place: str) -> None:
 
 
 def _is_index(address: str) -> bool:
-    return address.startswith("milvus://") or (Path(address) / "pictures.lance").is_dir()
+    from recollect.index.stores.base import is_index_folder
+
+    return address.startswith("milvus://") or is_index_folder(Path(address))

@@ -17,6 +17,7 @@ from recollect.index import Index, IngestOptions, IngestReport, Record
 from recollect.index.annotations import copy_annotations
 from recollect.index.changes import relocate_source
 from recollect.index.picture import TRASH, File
+from recollect.index.stores.base import is_index_folder
 from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
@@ -90,7 +91,7 @@ def pictures_in(place: str) -> Path | None:
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
         raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
-    if (folder / "pictures.lance").is_dir():
+    if is_index_folder(folder):
         return None
     if next(pictures_below(folder), None) is None:
         pictures_among(files_below(folder), folder)  # raises an error that describes the folder's contents

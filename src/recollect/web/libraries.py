@@ -8,6 +8,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.index import Index
+from recollect.index.stores.base import is_index_folder
 from recollect.web.folder import absolute, data_directory, library_name, open_folder, pictures_in
 from recollect.web.session import Session, open_session
 
@@ -97,7 +98,7 @@ class Libraries:
 def _indexes_in(folders: list[Path]) -> Iterator[str]:
     for folder in folders:
         if folder.is_dir():
-            yield from sorted(str(each) for each in folder.iterdir() if (each / "pictures.lance").is_dir())
+            yield from sorted(str(each) for each in folder.iterdir() if is_index_folder(each))
 
 
 def _folder_of(index: Index) -> Path | None:

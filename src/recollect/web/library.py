@@ -16,6 +16,7 @@ from recollect.core.recent import Recent
 from recollect.data.sources.images import small_jpeg
 from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
+from recollect.index.stores.base import TABLE_FOLDER
 
 THUMB_SIDE = 256
 VIEW_SIDE = 1600
@@ -192,7 +193,7 @@ def _place_of(index: Index) -> tuple[int, int]:
     if index.folder is None:
         return (0, 0)
     try:
-        found = os.stat(index.folder / "pictures.lance")
+        found = os.stat(index.folder / TABLE_FOLDER)
     except OSError:
         return (0, 0)
     return (found.st_dev, found.st_ino)

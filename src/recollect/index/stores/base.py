@@ -238,6 +238,15 @@ constructor takes an address and a version (None for the newest).
 """
 
 
+TABLE_FOLDER = "pictures.lance"
+"""Subfolder with the table of an index in a folder."""
+
+
+def is_index_folder(folder: Path) -> bool:
+    """Whether a folder contains an index."""
+    return (folder / TABLE_FOLDER).is_dir()
+
+
 def store_class(address: str) -> Any:
     """Return the store class for an address."""
     scheme, mark, _ = address.partition("://")

@@ -21,7 +21,7 @@ from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, fresh_folder, full_disk_errors, held, write_json
 from recollect.index.arrow import string_array
 from recollect.index.rows import COLUMNS, FACTS, By, Record, schema
-from recollect.index.stores.base import library_errors
+from recollect.index.stores.base import TABLE_FOLDER, is_index_folder, library_errors
 from recollect.index.stores.local import LocalStore
 from recollect.index.stores.matrix import ROW
 
@@ -53,9 +53,9 @@ class LanceStore(LocalStore):
         self.cache, self.tidy = self.folder / CACHE, not self.pinned
         if not self.folder.is_dir():
             raise UserError(f"{address}: no such index. Build one with `recollect index build SOURCE --out {address}`.")
-        if not (self.folder / f"{TABLE}.lance").is_dir():
+        if not is_index_folder(self.folder):
             entries = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
-            raise UserError(f"{address}: not an index (it holds {entries}). Name the folder that holds {TABLE}.lance.")
+            raise UserError(f"{address}: not an index (it holds {entries}). Name the folder that holds {TABLE_FOLDER}.")
         self._view = None if self.pinned else TableView.read(self.folder)
         if self._view is not None:
             self.record = self._view.record
@@ -125,7 +125,7 @@ class LanceStore(LocalStore):
 
     def _note_checksums(self) -> None:
         """Record checksums of new files; if the disk is full, the next change records them."""
-        table = self.folder / f"{TABLE}.lance"
+        table = self.folder / TABLE_FOLDER
         hint, files = table / HINT, (file for file in sorted(table.rglob("*")) if file.is_file())
         with suppress(OSError):
             note_checksums(self.folder, [file for file in files if file != hint and ".tmp" not in file.name], [hint])
@@ -259,7 +259,7 @@ class TableView:
     def write(self, folder: Path) -> None:
         """Write the view, unless a newer version exists or the folder is not writable."""
         view = folder / CACHE / f"{_VIEW}{_files_digest(folder)}"
-        versions = (int(file.stem) for file in (folder / f"{TABLE}.lance" / "_versions").glob("*.manifest"))
+        versions = (int(file.stem) for file in (folder / TABLE_FOLDER / "_versions").glob("*.manifest"))
         if max((each if each < 2**63 else 2**64 - 1 - each for each in versions), default=-1) != self.version:
             return
         for old in (folder / CACHE).glob(f"{_VIEW}*"):
@@ -273,7 +273,7 @@ class TableView:
 def _files_digest(folder: Path) -> str:
     """Return a digest of the table's file names, sizes and times, which changes with every commit."""
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted((folder / f"{TABLE}.lance").rglob("*")):
+    for file in sorted((folder / TABLE_FOLDER).rglob("*")):
         if file.name != Path(HINT).name and file.is_file():
             stat = file.stat()
             digest.update(f"{file.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
@@ -286,8 +286,8 @@ def verify_folder(folder: Path) -> list[str]:
     Files without a checksum, left by a killed writer, are skipped. Lance overwrites its version hint with every commit:
     if there are such files, it is only checked to name an existing version.
     """
-    table, known = folder / f"{TABLE}.lance", read_checksums(folder)
-    hint = f"{TABLE}.lance/{HINT}"
+    table, known = folder / TABLE_FOLDER, read_checksums(folder)
+    hint = f"{TABLE_FOLDER}/{HINT}"
     existing = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
     found = damaged_files(folder, [name for name in known if name != hint and name in existing])
     if not known and (folder / CHECKSUMS).exists():
