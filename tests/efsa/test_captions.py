@@ -162,7 +162,7 @@ def test_captions_are_written_once_and_an_interrupted_run_continues(tmp_path, pi
     assert set(captions) == {f"picture-{row}" for row in range(24)} - {"picture-5"}
     assert before.items() <= captions.items()
     assert captions["picture-7"] == f"brightness {pictures[7].image.mean():.3f}"
-    assert (report.written, report.known, report.gone) == (12, 11, 1)
+    assert (report.written, report.known, report.unreadable) == (12, 11, 1)
     assert sum(captioner.batches) == 12
     again = caption_source(pictures, captioner, CaptionFile(path), batch_size=4)
     assert (again.written, again.known) == (0, 23)
@@ -186,7 +186,7 @@ def test_an_index_stores_each_batch_of_captions_with_their_vectors(pictures, mak
         caption_index(index, BrightnessCaptioner(max_batches=3), "model", batch_size=4)
     assert index.texts == 1 + 3 + 4 + 4
     report = caption_index(index, BrightnessCaptioner(), "model", batch_size=4)
-    assert (report.written, report.known, report.gone) == (22 - 11, 1 + 11, 1)
+    assert (report.written, report.known, report.unreadable) == (22 - 11, 1 + 11, 1)
     caption = f"brightness {pictures[7].image.mean():.3f}"
     (found,) = index.pictures(["picture-7"])
     assert (found.captions, found.captioned_by) == ((caption,), "model")

@@ -37,8 +37,8 @@ class _DeletesOne(RamStore):
 
 
 class _IgnoresFilters(RamStore):
-    def nearest(self, queries, k, by, where=None, spoken=False, exact=False):
-        return super().nearest(queries, k, by, None, spoken, exact)
+    def nearest(self, queries, k, by, where=None, captioned=False, exact=False):
+        return super().nearest(queries, k, by, None, captioned, exact)
 
 
 class _FixedVersion(RamStore):

@@ -66,7 +66,7 @@ def test_adding_an_unchanged_folder_changes_nothing(index, photos, tmp_path, enc
     before, version = keys(index), index.version
     report = index.add(photos)
     assert (keys(index), index.version) == (before, version)
-    assert (report.unchanged, report.added, report.updated, report.gone) == (12, 0, 0, 0)
+    assert (report.unchanged, report.added, report.updated, report.deleted) == (12, 0, 0, 0)
     assert encoder.images == 11
     assert keys(build(photos, tmp_path, encoder)) == before
 
@@ -113,7 +113,7 @@ def test_deleted_files_are_removed_and_unreadable_ones_kept(index, photos):
     (photos / "home" / "2.png").unlink()
     (photos / "home" / "4.png").write_bytes(b"no picture")
     report = index.add(photos)
-    assert (report.gone, len(report.broken), len(index)) == (1, 1, 10)
+    assert (report.deleted, len(report.broken), len(index)) == (1, 1, 10)
 
 
 def test_a_removed_picture_stays_removed_under_any_name_until_it_is_restored(index, photos, encoder):

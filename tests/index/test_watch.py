@@ -39,7 +39,7 @@ def test_changes_in_the_folder_reach_the_index(index, watch, photos, encoder):
     encoder.images = 0
     assert watch.poll() is None, "files may still be copied"
     report = watch.poll()
-    assert (report.added, report.gone, encoder.images) == (3, 2, 3)
+    assert (report.added, report.deleted, encoder.images) == (3, 2, 3)
     assert {"new.png", "below/deep.png", "home/4.png"} <= files(index)
     assert "home/6.png" not in files(index)
     assert watch.poll() is None
@@ -65,7 +65,7 @@ def test_watching_treats_copies_like_building(index, watch, photos, tmp_path, en
     built = Index.build(photos, encoder, out=tmp_path / "built")
     assert set(built.ids) == set(index.ids)
     (photos / "home" / "2.png").unlink()
-    assert watch.poll(settled=True).gone == 0
+    assert watch.poll(settled=True).deleted == 0
     assert set(index.ids) == set(built.ids), "the copy keeps the row"
 
 
@@ -162,7 +162,7 @@ def test_a_new_watch_resumes_and_changes_no_other_source(index, watch, photos, t
     (photos / "home" / "0.png").unlink()
     encoder.images = 0
     again = Index.open(index.address, encoder)
-    assert FolderWatch(again, photos).poll(settled=True).gone == 1
+    assert FolderWatch(again, photos).poll(settled=True).deleted == 1
     assert encoder.images == 0
     assert index.refresh()
     assert index.info().sources == {"photos": 10, "more": 1}

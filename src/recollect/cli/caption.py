@@ -116,8 +116,8 @@ def _read_into_index(index: "Index", path: Path) -> None:
 
 def _print(report: "CaptionReport", place: str) -> None:
     say(f"{counted(report.written, 'caption')} written to {place}; {counted(report.known, 'picture')} had one already")
-    if report.gone:
-        say(f"{counted(report.gone, 'picture')} skipped: the file cannot be opened", "yellow")
+    if report.unreadable:
+        say(f"{counted(report.unreadable, 'picture')} skipped: the file cannot be opened", "yellow")
     if report.empty:
         say(f"{counted(report.empty, 'empty caption')}: the model returned no text", "yellow")
 

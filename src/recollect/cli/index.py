@@ -197,8 +197,8 @@ class Remove(OnIndex):
         index = self.open()
         if self.source is not None:
             if self.yes:
-                gone = index.forget(self.source)
-                say(f"{self.index}: source {self.source} removed with {gone:,} pictures; {len(index):,} left")
+                deleted = index.forget(self.source)
+                say(f"{self.index}: source {self.source} removed with {deleted:,} pictures; {len(index):,} left")
                 return
             sources = index.values("source")
             refuse((not any(self.source in own for own in sources), f"{self.index}: no source called {self.source!r}"))

@@ -101,13 +101,13 @@ class CaptionReport:
     Attributes:
         written: captions written, including empty ones.
         known: pictures that already had a caption.
-        gone: unreadable pictures.
+        unreadable: number of unreadable pictures.
         empty: pictures with an empty caption from the captioner.
     """
 
     written: int = 0
     known: int = 0
-    gone: int = 0
+    unreadable: int = 0
     empty: int = 0
 
 
@@ -153,7 +153,7 @@ def _missing(source: Source, rows: Iterable[int], file: CaptionFile, report: Cap
         try:
             key = key_of(source, row)
         except (UserError, OSError):  # the key requires reading the image
-            report.gone += 1
+            report.unreadable += 1
             continue
         if key in file.captions:
             report.known += 1
@@ -173,7 +173,7 @@ def _described(pictures: Sequence[Picture], captioner: Any, report: CaptionRepor
         try:
             opened[picture.id] = picture.read()
         except (UserError, OSError):
-            report.gone += 1
+            report.unreadable += 1
     captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True)) if opened else {}
     report.empty += sum(not caption for caption in captions.values())
     report.written += len(captions)

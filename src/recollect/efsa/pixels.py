@@ -20,12 +20,12 @@ class PixelCache:
     """LRU cache of decoded, transformed pictures as bytes.
 
     Attributes:
-        gone: ids of unreadable pictures.
+        unreadable: ids of unreadable pictures.
     """
 
     def __init__(self, transform: ImageTransform, max_bytes: int = _GIB) -> None:
         self.transform = transform
-        self.gone: set[str] = set()
+        self.unreadable: set[str] = set()
         self._cache: Recent[str, np.ndarray] = Recent(max_bytes, lambda picture: picture.nbytes)
 
     def __len__(self) -> int:
@@ -34,13 +34,13 @@ class PixelCache:
     def read(self, items: Sequence[Picture]) -> list[np.ndarray | None]:
         """Return each item's picture, (size, size, 3) bytes or a 1-d vector; None if unreadable."""
         found = {item.id: self._cache.get(item.id) for item in items}
-        missing = [item for item in items if found[item.id] is None and item.id not in self.gone]
+        missing = [item for item in items if found[item.id] is None and item.id not in self.unreadable]
         if missing:
             (opened,) = blocks_ahead(lambda number: self._open(missing[number]), range(len(missing)), len(missing))
             for item, picture in zip(missing, opened, strict=True):
                 found[item.id] = picture
                 if picture is None:
-                    self.gone.add(item.id)
+                    self.unreadable.add(item.id)
                 else:
                     self._cache.put(item.id, picture)
         return [found[item.id] for item in items]

@@ -113,11 +113,11 @@ class EpisodeReranker:
         return found.with_hits((*hits, *found.hits[len(first) :]), notes)
 
     def _notes(self, first: Sequence[Hit], failed: bool, pairs: int) -> list[str]:
-        gone = sum(hit.id in self.pixels.gone for hit in first)
+        unreadable = sum(hit.id in self.pixels.unreadable for hit in first)
         uncaptioned = sum(not hit.caption.strip() for hit in first)
         notes = []
-        if gone:
-            notes.append(f"{gone} of {len(first)} pictures cannot be opened and keep their zero-shot places")
+        if unreadable:
+            notes.append(f"{unreadable} of {len(first)} pictures cannot be opened and keep their zero-shot places")
         if pairs < MIN_PAIRS:
             notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: {FELL_BACK}")
         elif uncaptioned:

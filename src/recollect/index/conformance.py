@@ -94,8 +94,10 @@ def _check_equal(index: Index, expected: Index, what: str) -> None:
             scanned = {id for table in tables for id in table["id"].to_pylist()}
             assert scanned == chosen, f"{what}: scan of vectors where {where}"
             assert index.count_where(where) == len(chosen), f"{what}: count where {where}"
-            with_caption = expected.store.count(spoken=True, where=parse_filter(where))
-            assert index.store.count(spoken=True, where=parse_filter(where)) == with_caption, f"{what}: count {where}"
+            with_caption = expected.store.count(captioned=True, where=parse_filter(where))
+            assert index.store.count(captioned=True, where=parse_filter(where)) == with_caption, (
+                f"{what}: count {where}"
+            )
 
 
 def _matches(index: Index, where: str) -> bool:

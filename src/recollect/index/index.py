@@ -258,7 +258,7 @@ class Index:
     @property
     def texts(self) -> int:
         """Number of pictures with a caption."""
-        return self.store.count(spoken=True)
+        return self.store.count(captioned=True)
 
     def __repr__(self) -> str:
         return f"Index({self.address!r}, {len(self):,} pictures, width {self.width})"

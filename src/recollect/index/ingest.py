@@ -44,7 +44,7 @@ class IngestReport:
         updated: existing pictures with a new file, caption, label or value.
         unchanged: unchanged samples.
         copies: samples whose picture is already in the index under another name or source.
-        gone: pictures no longer in any source.
+        deleted: pictures no longer in any source.
         excluded: samples whose picture the user removed.
         near: pictures skipped as near-duplicates.
         broken: error messages of unreadable pictures.
@@ -55,7 +55,7 @@ class IngestReport:
     updated: int = 0
     unchanged: int = 0
     copies: int = 0
-    gone: int = 0
+    deleted: int = 0
     excluded: int = 0
     near: int = 0
     broken: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class IngestReport:
         """Return a one-line summary."""
         parts = {
             "added": self.added, "updated": self.updated, "unchanged": self.unchanged, "copies": self.copies,
-            "gone": self.gone, "removed by you and kept out": self.excluded, "near-duplicates left out": self.near,
+            "gone": self.deleted, "removed by you and kept out": self.excluded, "near-duplicates left out": self.near,
             "unreadable": len(self.broken),
         }  # fmt: skip
         return f"{self.read:,} read: " + ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)
@@ -248,8 +248,8 @@ class _Writer:
         """Return rows for new pictures, each read from one or several files."""
         firsts, vectors = [reads[0] for reads in pictures], list[np.ndarray]()
         for first in firsts:
-            gone = f"{self.index.address}: another process deleted picture {first.id}. Run the command again."
-            refuse((first.vector is None, gone))  # not embedded, since it was in the index when it was read
+            message = f"{self.index.address}: another process deleted picture {first.id}. Run the command again."
+            refuse((first.vector is None, message))  # not embedded, since it was in the index when it was read
             vectors.append(np.asarray(first.vector))
         self.report.copies += sum(len(reads) - 1 for reads in pictures)
         count, none = len(firsts), np.zeros((0, self.index.width), dtype=np.float32)
@@ -269,7 +269,7 @@ class _Writer:
         partial read, versions are dropped only if as many were seen as are stored, since the remaining rows may still
         follow.
         """
-        gone: dict[str, set[tuple[str, str]]] = {}
+        deleted: dict[str, set[tuple[str, str]]] = {}
         hidden, whole = 0, whole and not self._key_unknown
         for key, entries in self.files.items():
             seen = self._seen.get(key, set())
@@ -279,13 +279,13 @@ class _Writer:
                 if not seen and file.path and may_exist_unlisted(Path(file.path)):
                     hidden += 1
                     continue
-                gone.setdefault(id, set()).add((key, stamp))
+                deleted.setdefault(id, set()).add((key, stamp))
         if hidden:
             note(f"{self.index.address}: kept the pictures of {hidden:,} files in folders that cannot be read now")
-        stale = set[tuple[str, str]]().union(*gone.values())
+        stale = set[tuple[str, str]]().union(*deleted.values())
 
         def dropped(file: File) -> bool:
             is_stale = file.source == self.source_name and (file.key, file.stamp) in stale
             return is_stale and not file.in_trash  # it may have been deleted on the page since the start
 
-        self.report.gone += drop_files(self.index, list(gone), dropped)
+        self.report.deleted += drop_files(self.index, list(deleted), dropped)

@@ -59,7 +59,7 @@ def look_up(
     Ties are in row order.
     """
     excluded = _exclusions(exclude, len(queries))
-    spoken = by == "text" or read == "text"
+    captioned = by == "text" or read == "text"
     ids = np.full((len(queries), k), "", dtype=object)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     captions = np.zeros((len(queries), k), dtype=np.int64)
@@ -68,7 +68,7 @@ def look_up(
     exact = exact or filtered
     open_queries, requested = np.arange(len(queries)), k + (_EXTRA if filtered else k if by == "text" else 0)
     while len(open_queries):
-        found = store.nearest(queries[open_queries], requested, by, where, spoken, exact)
+        found = store.nearest(queries[open_queries], requested, by, where, captioned, exact)
         valid = found.rows >= 0
         if by == "text":
             valid &= _first_of_each(found.rows)

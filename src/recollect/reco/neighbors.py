@@ -254,18 +254,20 @@ def gather(readings: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, T
     return torch.from_numpy(np.concatenate(values)), torch.from_numpy(np.concatenate(sides, axis=1)), _keys([0, *read])
 
 
-def check_k(index: Index, k: int, spoken: bool = False) -> None:
+def check_k(index: Index, k: int, captioned: bool = False) -> None:
     """Check that the index has at least k pictures.
 
     Args:
-        spoken: count only pictures with a caption.
+        captioned: count only pictures with a caption.
 
     Raises:
         UserError: k is below 1, or the index has fewer pictures.
     """
-    pictures = index.texts if spoken else len(index)
-    count = f"{pictures:,} of its {len(index):,} pictures have captions" if spoken else f"it has {pictures:,} pictures"
-    advice = "Lower k, or add captions (`recollect caption`)." if spoken else "Lower k, or add pictures."
+    pictures = index.texts if captioned else len(index)
+    count = (
+        f"{pictures:,} of its {len(index):,} pictures have captions" if captioned else f"it has {pictures:,} pictures"
+    )
+    advice = "Lower k, or add captions (`recollect caption`)." if captioned else "Lower k, or add pictures."
     refuse(
         (k < 1, f"k = {k}: must be at least 1"),
         (not len(index), f"{index.address}: the index is empty. Add pictures with `recollect index add`."),

@@ -98,13 +98,13 @@ class Store(ABC):
         k: int,
         by: By,
         where: Filter | None = None,
-        spoken: bool = False,
+        captioned: bool = False,
         exact: bool = False,
     ) -> Nearest:
         """Return the k nearest image or caption vectors of visible rows.
 
         Args:
-            spoken: search only rows with a caption.
+            captioned: search only rows with a caption.
             exact: do not use an approximate index.
         """
 
@@ -153,9 +153,9 @@ class Store(ABC):
         """Return the ids of `scan`, in its order."""
         return [id for table in self.scan(["id"], where, removed) for id in table["id"].to_pylist()]
 
-    def count(self, spoken: bool = False, where: Filter | None = None) -> int:
-        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
-        return sum(bool(row["captions"]) or not spoken for row in self.dicts(["captions"], where))
+    def count(self, captioned: bool = False, where: Filter | None = None) -> int:
+        """Return the number of visible rows; with ``captioned`` only rows with a caption."""
+        return sum(bool(row["captions"]) or not captioned for row in self.dicts(["captions"], where))
 
     def filter_keys(self) -> dict[str, str]:
         """Return the metadata keys with the type of their values."""

@@ -105,22 +105,22 @@ class LocalStore(Store):
         k: int,
         by: By,
         where: Filter | None = None,
-        spoken: bool = False,
+        captioned: bool = False,
         exact: bool = False,
     ) -> Nearest:
         """Return the nearest vectors by exact products, or by the approximate index from `Index.accelerate`."""
         matrix = self.matrix()
-        found = self._search(matrix, queries, k, by, where, spoken, exact)
+        found = self._search(matrix, queries, k, by, where, captioned, exact)
         if not _plausible(found.scores):  # a file of the matrix was damaged after it was mapped
             self.forget_matrix()
             matrix = self.matrix()
-            found = self._search(matrix, queries, k, by, where, spoken, True)
+            found = self._search(matrix, queries, k, by, where, captioned, True)
         return matrix.hits(found, by)
 
     def _search(
-        self, matrix: Matrix, queries: np.ndarray, k: int, by: By, where: Filter | None, spoken: bool, exact: bool
+        self, matrix: Matrix, queries: np.ndarray, k: int, by: By, where: Filter | None, captioned: bool, exact: bool
     ) -> ExactNeighbors:
-        among = matrix.searchable(by, where, spoken)
+        among = matrix.searchable(by, where, captioned)
         small = k <= _MAX_APPROXIMATE_K and len(queries) <= _MAX_APPROXIMATE_QUERIES
         unrestricted = by == "text" or among is None or len(among) == len(matrix)
         inverted = self.inverted_file(by) if small and unrestricted and not exact and where is None else None
@@ -151,9 +151,9 @@ class LocalStore(Store):
         slots = matrix.slots_of(list(ids))  # -1 for removed rows, which are not in the matrix
         return super().vectors(by, ids) if (slots < 0).any() else matrix.read(slots, by)
 
-    def count(self, spoken: bool = False, where: Filter | None = None) -> int:
-        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
-        return self.matrix().count(spoken, where)
+    def count(self, captioned: bool = False, where: Filter | None = None) -> int:
+        """Return the number of visible rows; with ``captioned`` only rows with a caption."""
+        return self.matrix().count(captioned, where)
 
 
 def _plausible(scores: np.ndarray) -> bool:

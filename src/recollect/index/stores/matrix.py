@@ -177,9 +177,9 @@ class Matrix:
             if len(table):
                 yield table
 
-    def count(self, spoken: bool, where: Filter | None) -> int:
-        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
-        mask = self._selected(where, self.counts > 0 if spoken else None)
+    def count(self, captioned: bool, where: Filter | None) -> int:
+        """Return the number of visible rows; with ``captioned`` only rows with a caption."""
+        mask = self._selected(where, self.counts > 0 if captioned else None)
         return len(self) if mask is None else int(mask.sum())
 
     def _selected(
@@ -190,16 +190,16 @@ class Matrix:
         given = [mask for mask in masks if mask is not None]
         return np.logical_and.reduce(given) if given else None
 
-    def searchable(self, by: By, where: Filter | None, spoken: bool) -> Int64[np.ndarray, " some"] | None:
+    def searchable(self, by: By, where: Filter | None, captioned: bool) -> Int64[np.ndarray, " some"] | None:
         """Return the positions of the images or captions to search; None for all.
 
         Args:
-            spoken: search only slots with a caption.
+            captioned: search only slots with a caption.
         """
         if by == "text":
             mask = self._selected(where)
             return None if mask is None else np.flatnonzero(mask[self.owners])
-        has_caption = self.counts > 0 if spoken and not self.counts.all() else None
+        has_caption = self.counts > 0 if captioned and not self.counts.all() else None
         mask = self._selected(where, None if self.has_image.all() else self.has_image, has_caption)
         return None if mask is None else np.flatnonzero(mask)
 

@@ -197,14 +197,14 @@ class MilvusStore(Store):
         k: int,
         by: By,
         where: Filter | None = None,
-        spoken: bool = False,
+        captioned: bool = False,
         exact: bool = False,
     ) -> Nearest:
         """Search with the index of the collection."""
         import pyarrow as pa
 
         clauses = ["removed == false", "entry >= 0" if by == "text" else "entry == -1"]
-        clauses += ["count > 0"] if spoken else []
+        clauses += ["count > 0"] if captioned else []
         clauses += [milvus_filter(where)] if where is not None else []
         if k > _MAX_RESULTS and self._count(clauses[1]) > _MAX_RESULTS:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus returns at most {_MAX_RESULTS:,} results per query")
@@ -249,9 +249,9 @@ class MilvusStore(Store):
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
         return {entity_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
-    def count(self, spoken: bool = False, where: Filter | None = None) -> int:
-        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
-        clauses = [PICTURE, "removed == false", *(["count > 0"] if spoken else [])]
+    def count(self, captioned: bool = False, where: Filter | None = None) -> int:
+        """Return the number of visible rows; with ``captioned`` only rows with a caption."""
+        clauses = [PICTURE, "removed == false", *(["count > 0"] if captioned else [])]
         clauses += [milvus_filter(where)] if where is not None else []
         return self._count(" and ".join(clauses))
 
