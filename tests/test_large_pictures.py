@@ -8,7 +8,7 @@ from PIL import Image
 
 from recollect import Classifier, Index
 from recollect.data.sources import open_source
-from recollect.data.sources.images import as_images, prepared
+from recollect.data.sources.images import as_images, prepare_image
 from recollect.data.transforms import ImageTransform
 from recollect.evaluation.features import image_features
 from recollect.index.source import source_index
@@ -80,10 +80,10 @@ def test_patches_are_cut_once_and_custom_preprocessing_gets_the_original(family)
     picture, encoder = Image.new("RGB", (300, 200), (9, 90, 200)), HashEncoder()
     if family == "own":
         object.__setattr__(encoder, "transform", lambda image: image)
-        assert prepared(encoder, picture) is picture
+        assert prepare_image(encoder, picture) is picture
         return
     transform = ImageTransform(32, fit="patches", patch=8, patches=16)
     object.__setattr__(encoder, "transform", transform)
-    found = prepared(encoder, picture)
+    found = prepare_image(encoder, picture)
     np.testing.assert_array_equal(found, transform.pixels(picture))
     assert as_images([found])[0] is transform.pixels(found) is found

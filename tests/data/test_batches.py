@@ -46,10 +46,10 @@ def same(one, other):
 
 
 def test_a_batch_as_large_as_its_sources_contains_each_sample_once(captions, labels):
-    """And `most_until` does not exceed the sizes of the sources, so no duplicates are expected."""
+    """And `max_samples` does not exceed the sizes of the sources, so no duplicates are expected."""
     sizes = (len(captions), len(labels))
     whole = stream(DataMix((captions, labels)), sum(sizes))
-    assert whole.most_until(300) == sizes
+    assert whole.max_samples(300) == sizes
     for step in range(3):
         drawn = whole.batch(step)
         assert len(set(zip(drawn.sources, drawn.ids, strict=True))) == sum(sizes)

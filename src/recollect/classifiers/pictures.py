@@ -24,10 +24,10 @@ from recollect.data.sources.images import (
     as_images,
     as_picture,
     decode,
+    downscale,
     find_images,
     pixel_digest,
-    prepared,
-    reduced,
+    prepare_image,
 )
 from recollect.data.sources.reader import blocks_ahead
 
@@ -232,7 +232,7 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str) -> _Picture
             image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
         except BrokenImageError as error:
             return error
-        return file, pixel_digest(image), prepared(encoder, reduced(encoder, image))
+        return file, pixel_digest(image), prepare_image(encoder, downscale(encoder, image))
 
     with progress(f"embed {what}", len(files), "images") as counter:
         for block in blocks_ahead(read, range(len(files)), _BLOCK):

@@ -47,7 +47,7 @@ class Recent(Generic[_Key, _Value]):
                 self._weight -= self._weigh(self._values.popitem(last=False)[1])
         return value
 
-    def get_or_make(self, key: _Key, make: Callable[[], _Value]) -> _Value:
+    def get_or_create(self, key: _Key, make: Callable[[], _Value]) -> _Value:
         """Return the cached value, or call ``make`` and cache its result; two threads may both call ``make``."""
         found = self.get(key)
         return found if found is not None else self.put(key, make())

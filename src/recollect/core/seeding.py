@@ -32,7 +32,7 @@ def text_key(text: str) -> int:
     return derive_seed("caption", " ".join(text.split()).casefold())
 
 
-def text_fold(text: str, folds: int) -> int:
+def fold_of_text(text: str, folds: int) -> int:
     """Return the fold (0 … folds − 1) of a text; texts with the same `text_key` are in the same fold."""
     return derive_seed("fold", text_key(text)) % folds
 

@@ -23,7 +23,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Kind
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import is_utf8, shortened
-from recollect.data.sources.images import PictureInput, as_images, opened
+from recollect.data.sources.images import PictureInput, as_images, decode_full_size
 from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
 
@@ -389,7 +389,7 @@ class DualEncoder(nn.Module, Encoder):
 
     def _preprocess(self, image: ImageLike | Path) -> np.ndarray:
         """Return a vector unchanged, and a picture as the bytes that `ImageTransform.normalize` expects."""
-        image = opened(image)
+        image = decode_full_size(image)
         if isinstance(image, np.ndarray) and image.ndim == 1:
             if not self.reads_vectors:
                 raise UserError(

@@ -11,7 +11,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Encoder, Sample, Source, caption_prefix
 from recollect.data.prompts import SIMPLE_TEMPLATES, fill
-from recollect.data.sources.images import pixel_digest, prepared
+from recollect.data.sources.images import pixel_digest, prepare_image
 from recollect.data.sources.reader import BrokenCounter, read_ahead
 from recollect.index import Index, Rows
 
@@ -85,7 +85,7 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
 
     def prepare(sample: Sample) -> Sample:
         digest = pixel_digest(sample.image)
-        return replace(sample, id=digest, image=prepared(encoder, sample.image))
+        return replace(sample, id=digest, image=prepare_image(encoder, sample.image))
 
     counters, prefix = BrokenCounter(broken_share, "--data.broken-share"), caption_prefix(encoder)
     images, texts = [np.empty((0, encoder.width), np.float32)], [np.empty((0, encoder.width), np.float32)]

@@ -134,7 +134,7 @@ def assemble_recipe(
         broken_share=data.broken_share,
     )
     if place.first:
-        for source, count in zip(sources, stream.most_until(recipe.steps), strict=True):
+        for source, count in zip(sources, stream.max_samples(recipe.steps), strict=True):
             if count > len(source):
                 rows = f"{counted(len(source), 'sample')} for {count:,} rows of a batch"
                 note(f"{source.name}: {rows}; copies are not negatives of each other")

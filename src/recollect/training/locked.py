@@ -19,9 +19,9 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Sample, Source
 from recollect.core.validation import refuse
-from recollect.data.batches.order import mix, number_below
+from recollect.data.batches.order import hash_to_index, mix
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter, read_ahead, ready_for
+from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter, read_ahead, sample_preprocessor
 from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
@@ -78,7 +78,7 @@ class LockedSource(Subset):
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Draw a view and a caption of each sample by the seed."""
         draws = mix(seed, indices)
-        views = number_below(mix(draws, 1), self.features.shape[1])
+        views = hash_to_index(mix(draws, 1), self.features.shape[1])
         features = self.features[torch.from_numpy(indices), torch.from_numpy(views)]
         if self.kind == "label":
             texts = [""] * len(indices)  # the stream fills templates with the class names
@@ -86,7 +86,7 @@ class LockedSource(Subset):
             texts = self.example_texts(indices)
         else:
             known = [self.texts(int(index)) for index in indices]
-            texts = [each[int(number_below(draw, len(each)))] for draw, each in zip(draws, known, strict=True)]
+            texts = [each[int(hash_to_index(draw, len(each)))] for draw, each in zip(draws, known, strict=True)]
         return features, texts, torch.from_numpy(self.labels[indices])
 
 
@@ -188,6 +188,8 @@ def read_pictures(
         images = source.batch(indices, view)[0]
         drawn = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
         return list(zip(indices.tolist(), drawn, strict=True))
-    (read,) = read_ahead(source, indices.tolist(), len(indices), needed=needed, extra=False, prepare=ready_for(encoder))
+    (read,) = read_ahead(
+        source, indices.tolist(), len(indices), needed=needed, extra=False, prepare=sample_preprocessor(encoder)
+    )
     pictures = [outcome if isinstance(outcome, BrokenImageError) else outcome.image for outcome in read]
     return list(zip(indices.tolist(), pictures, strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.paths import expanduser
 from recollect.core.types import Encoder
-from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, pictures_among
+from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, filter_pictures
 from recollect.index import Index, IngestOptions, IngestReport, Record
 from recollect.index.annotations import copy_annotations
 from recollect.index.changes import relocate_source
@@ -94,7 +94,7 @@ def pictures_in(place: str) -> Path | None:
     if is_index_folder(folder):
         return None
     if next(pictures_below(folder), None) is None:
-        pictures_among(files_below(folder), folder)  # raises an error that describes the folder's contents
+        filter_pictures(files_below(folder), folder)  # raises an error that describes the folder's contents
     return folder
 
 

@@ -163,7 +163,7 @@ class Library:
         Raises:
             UserError: there is no such picture, or its file is missing, changed or damaged.
         """
-        return self._thumbnails.get_or_make(id, lambda: self.picture(id, THUMB_SIDE))
+        return self._thumbnails.get_or_create(id, lambda: self.picture(id, THUMB_SIDE))
 
     def original(self, id: str) -> tuple[str, bytes]:
         """Return name and bytes of a picture's original file, or of the copy stored in the index.

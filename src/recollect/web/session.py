@@ -189,7 +189,7 @@ class Session:
         listing = self._lists.get(key)
         if listing is None:
             key = (ask, view.version, self.labels.revision)
-            listing = self._lists.get_or_make(key, lambda: self._make(ask, view))
+            listing = self._lists.get_or_create(key, lambda: self._make(ask, view))
         if len(listing.ids) < listing.total and (end is None or end > len(listing.ids)):
             listing = self._lists.put(key, self._extended(ask, listing))
         return view, key, listing
@@ -339,7 +339,7 @@ class Session:
             rows = view.rows(self.library.index.ids_where(where)) if where else np.arange(len(view.ids))
             return ShownRows(view, np.sort(rows), where)
 
-        return self._selections.get_or_make(key, make)
+        return self._selections.get_or_create(key, make)
 
     # ---------------------------------------------------------------- queries
 
@@ -473,7 +473,7 @@ class Session:
         if unknown := set(names) - {*FACETS, LABELED}:
             raise UserError(f"no facet {sorted(unknown)[0]!r}; there are {', '.join((*FACETS, LABELED))}")
         key = (tuple(names), where, self.library.view().version, self.labels.revision)
-        return self._facets.get_or_make(key, lambda: self.library.index.facets(names, where or None))
+        return self._facets.get_or_create(key, lambda: self.library.index.facets(names, where or None))
 
     def layout(self, where: str | None = None) -> tuple[list[str], np.ndarray, str]:
         """Return the ids of the pictures on the map, their positions (pictures, 2) in the unit square, and the method.

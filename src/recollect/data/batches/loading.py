@@ -23,7 +23,7 @@ _PREFETCH = 2  # batches prefetched during a training step
 RowTokenizer = Callable[[Sequence[str], Sequence[Kind]], dict[str, Tensor]]
 """Maps texts and their kinds to tokens; the tokens of a text must not depend on the other texts."""
 
-PieceOfStep = tuple[int, int, int]
+PieceAddress = tuple[int, int, int]
 """Step, start row and stop row."""
 
 
@@ -66,7 +66,7 @@ class _Pieces(Dataset[Piece | _Failure]):
     def __init__(self, piece: Callable[[int, int, int], Piece]) -> None:
         self.piece = piece
 
-    def __getitem__(self, task: PieceOfStep) -> Piece | _Failure:
+    def __getitem__(self, task: PieceAddress) -> Piece | _Failure:
         try:
             return self.piece(*task)
         except UserError as error:

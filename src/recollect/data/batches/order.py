@@ -24,7 +24,7 @@ def mix(*parts: int | np.ndarray) -> np.ndarray:
     return np.asarray(state)
 
 
-def number_below(hashes: np.ndarray | np.uint64, count: int) -> np.ndarray:
+def hash_to_index(hashes: np.ndarray | np.uint64, count: int) -> np.ndarray:
     """Map hashes to numbers below ``count``, uniformly up to 2^-32."""
     return np.asarray((hashes >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)).astype(np.int64)
 
@@ -42,8 +42,8 @@ def shuffled(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     while len(pending):
         row, column = np.divmod(places[pending], width)
         for turn in range(0, _ROUNDS, 2):
-            row = (row + number_below(mix(key, turn, column), height)) % height
-            column = (column + number_below(mix(key, turn + 1, row), width)) % width
+            row = (row + hash_to_index(mix(key, turn, column), height)) % height
+            column = (column + hash_to_index(mix(key, turn + 1, row), width)) % width
         places[pending] = row * width + column
         pending = pending[places[pending] >= size]
     return places

@@ -16,7 +16,7 @@ from recollect.core.types import NO_LABEL, Batch, Kind, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.batches.loading import Piece, RowTokenizer, pieces_ahead
 from recollect.data.batches.mixture import DataMix
-from recollect.data.batches.order import BlockOrder, Plan, endless, mix, number_below, shuffled
+from recollect.data.batches.order import BlockOrder, Plan, endless, hash_to_index, mix, shuffled
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
@@ -86,7 +86,7 @@ class BatchStream:
         counts = self._plan.before(steps)
         return {source.name: int(count) for source, count in zip(self.mixture.sources, counts, strict=True)}
 
-    def most_until(self, steps: int) -> tuple[int, ...]:
+    def max_samples(self, steps: int) -> tuple[int, ...]:
         """Return each source's maximum number of samples in any of the first ``steps`` steps."""
         return tuple(int(count) for count in self._plan.counts(np.arange(steps)).max(axis=0))
 
@@ -243,7 +243,7 @@ class _Draw:
         if source.kind == "label" and source.class_names:
             draws = mix(self.stream._key("text"), self.step, slots)
             names = [source.class_names[label] for label in labels.tolist()]
-            templates = [self.stream.templates[place] for place in number_below(draws, len(self.stream.templates))]
+            templates = [self.stream.templates[place] for place in hash_to_index(draws, len(self.stream.templates))]
             texts = [fill(each, name) for each, name in zip(templates, names, strict=True)]
         ids = [str(index) for index in indices.tolist()]
         images = self._generated_pixels(images) if images.dtype == torch.uint8 else images
@@ -292,10 +292,10 @@ class _Draw:
 
     def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
         if sample.kind == "caption":
-            return sample.texts[number_below(draw, len(sample.texts))]
+            return sample.texts[hash_to_index(draw, len(sample.texts))]
         templates, source = self.stream.templates, self.stream.mixture.sources[self.number]
         names = sample.texts or (source.class_names[sample.label],)
-        return fill(templates[number_below(draw, len(templates))], names[number_below(name_draw, len(names))])
+        return fill(templates[hash_to_index(draw, len(templates))], names[hash_to_index(name_draw, len(names))])
 
     def _readable_sample(self, index: int, slot: int, broken: list[str]) -> Sample:
         """Return the sample, or if it is broken the first readable one of a fixed random sequence."""
@@ -308,5 +308,5 @@ class _Draw:
                 broken.append(f"{source.name}, {sample.id}: no caption")
             except BrokenImageError as error:
                 broken.append(str(error))
-            index = int(number_below(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
+            index = int(hash_to_index(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
         raise UserError(f"{broken[-_MAX_ATTEMPTS]}; {_MAX_ATTEMPTS} images of {source.name} in a row are unreadable")

@@ -87,7 +87,7 @@ def parse_address(spec: str) -> Address:
         (reserved.get("stream", "yes") != "yes", f"{spec}: stream must be 'yes'"),
     )
     for name in ("only", "without"):
-        part_of(reserved.get(name, "0/2"), f"{spec}: {name}")
+        parse_part(reserved.get(name, "0/2"), f"{spec}: {name}")
     return Address(place, keep, drop, shuffle=None if shuffle is None else int(shuffle), **reserved)
 
 
@@ -108,7 +108,7 @@ def distinct_names(specs: Sequence[str], names: Sequence[str]) -> list[str]:
     return distinct
 
 
-def part_of(text: str, where: str) -> tuple[int, int]:
+def parse_part(text: str, where: str) -> tuple[int, int]:
     """Parse ``I/N`` into two numbers.
 
     Raises:

@@ -35,12 +35,12 @@ def stream_files(place: str, revision: str | None, split: str | None, config: st
     """
     path = Path(expanduser(place))
     if is_address(place):
-        refuse_of_hub(place, config, revision)
+        refuse_hub_options(place, config, revision)
         return _files_of_split(place, _relative_paths(_expand_urls(place)), split)
     local, folder = local_files(place)
     local = _first_kind(local) if path.is_dir() else local
     if local:
-        refuse_of_hub(place, config, revision)
+        refuse_hub_options(place, config, revision)
         return _files_of_split(place, {str(file): file.relative_to(folder) for file in local}, split)
     if not HUB_ID.fullmatch(place) or path.suffix or path.is_dir():
         raise UserError(f"{place}: no Parquet files or tars to stream{did_you_mean(path)}")
@@ -96,7 +96,7 @@ def _files_of_split(place: str, files: Mapping[str, PurePath], split: str | None
     return groups[check_choice(wanted, groups, f"{place}: split")]
 
 
-def refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
+def refuse_hub_options(place: str, config: str | None, revision: str | None) -> None:
     """Reject options that only apply to data sets on the hub.
 
     Raises:

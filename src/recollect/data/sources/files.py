@@ -31,14 +31,14 @@ from recollect.core.paths import check_writable, did_you_mean, expanduser, rejec
 from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.core.words import counted, is_utf8
-from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
+from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_hub_options, split_groups
 from recollect.data.sources.images import (
     BROKEN_SHARE,
     METADATA,
     PICTURE_ENDINGS,
+    describe_unsupported,
     files_below,
-    pictures_among,
-    unread_among,
+    filter_pictures,
 )
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.table import Origin
@@ -85,7 +85,7 @@ def open_tables(
     path = Path(expanduser(place))
     refuse((is_address(place), f"{place}: a URL can only be streamed. Write {place}?stream=yes"))
     if os.path.exists(path):
-        refuse_of_hub(place, config, revision)
+        refuse_hub_options(place, config, revision)
     if path.is_dir():
         return _open_folder(path, lost_share)
     files, folder = local_files(place)
@@ -138,7 +138,7 @@ def _open_folder(folder: Path, lost_share: float) -> Tables:
             return _open_pictures(folder, files)
         if chosen and not (suffixes == {".parquet"} and all(file.name in METADATA for file in chosen)):
             return _open_files(chosen, folder, folder.name, lost_share)
-    unread = f"; {kinds}" if (kinds := unread_among(files)) else ""
+    unread = f"; {kinds}" if (kinds := describe_unsupported(files)) else ""
     raise UserError(f"{folder}: empty source; no images, Parquet, tar, CSV or JSON-lines files{unread}")
 
 
@@ -162,7 +162,7 @@ def _open_saved(folder: Path) -> Tables:
 
 def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     """Open images in one folder per class or with metadata files; top folders may be splits."""
-    pictures = pictures_among(files, folder)
+    pictures = filter_pictures(files, folder)
     described = [file for file in files if file.name in METADATA]
     # Include pictures without metadata, because a folder "test" next to other folders is not a split.
     groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})

@@ -121,7 +121,7 @@ class PreparedPixels(np.ndarray):
     """Pixels already cropped and resized for an encoder; its `ImageTransform` returns them unchanged."""
 
 
-def prepared(encoder: Encoder, image: ImageLike) -> ImageLike:
+def prepare_image(encoder: Encoder, image: ImageLike) -> ImageLike:
     """Crop and resize a picture for an encoder without changing its embedding.
 
     Doing this in the decoding thread keeps a block of photographs from taking gigabytes.
@@ -133,7 +133,7 @@ def prepared(encoder: Encoder, image: ImageLike) -> ImageLike:
     return pixels.view(PreparedPixels)
 
 
-def reduced(encoder: Encoder, image: ImageLike) -> ImageLike:
+def downscale(encoder: Encoder, image: ImageLike) -> ImageLike:
     """Downscale a large picture by averaging pixels, to no less than an encoder needs (`ImageTransform.needed`).
 
     This saves bicubic resizing of a whole photograph, which takes half as long as decoding it, and changes cosines by
@@ -159,24 +159,24 @@ def find_images(folder: Path) -> list[Path]:
         )
         return [folder]
     refuse((not folder.is_dir(), f"{folder}: no such {'picture' if folder.suffix else 'folder'}"))
-    return pictures_among(files_below(folder), folder)
+    return filter_pictures(files_below(folder), folder)
 
 
-def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
+def filter_pictures(files: Sequence[Path], folder: Path) -> list[Path]:
     """Return the pictures among a folder's files, and print the number of unsupported pictures.
 
     Raises:
         UserError: none of the files is a supported picture.
     """
     pictures = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
-    unread = unread_among(files)
+    unread = describe_unsupported(files)
     refuse((not pictures, f"{folder}: contains no image files (.jpg, .png, .webp, ...){unread and f'; {unread}'}"))
     if unread:
         note(f"{folder}: skipped {unread}")
     return pictures
 
 
-def unread_among(files: Sequence[Path]) -> str:
+def describe_unsupported(files: Sequence[Path]) -> str:
     """Describe the pictures with unsupported formats and what to do about them; empty if there are none."""
     counts = Counter(ending for path in files if (ending := path.suffix.lower()) in _UNSUPPORTED)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common())
@@ -259,7 +259,7 @@ def _from_array(array: np.ndarray) -> list[ImageLike]:
     )
 
 
-def opened(picture: ImageLike | Path) -> ImageLike:
+def decode_full_size(picture: ImageLike | Path) -> ImageLike:
     """Return the picture, decoding a file at full size so that it equals the same picture in memory."""
     return decode(picture, str(picture)) if isinstance(picture, Path) else picture
 

@@ -10,7 +10,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.progress import note
 from recollect.core.types import Encoder, Sample, Source
-from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, prepared
+from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, prepare_image
 
 MAX_BROKEN_SHARE = 0.1
 """Maximum fraction of broken pictures in an evaluation; fewer are only reported."""
@@ -123,9 +123,9 @@ def blocks_ahead(read: Callable[[int], _Read], indices: Sequence[int], block: in
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def ready_for(encoder: Encoder | None) -> Callable[[Sample], Sample]:
-    """Return a function that preprocesses a sample's picture for ``encoder`` (`prepared`), if any."""
-    return lambda sample: sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
+def sample_preprocessor(encoder: Encoder | None) -> Callable[[Sample], Sample]:
+    """Return a function that preprocesses a sample's picture for ``encoder`` (`prepare_image`), if any."""
+    return lambda sample: sample if encoder is None else replace(sample, image=prepare_image(encoder, sample.image))
 
 
 def readable_blocks(
@@ -135,14 +135,14 @@ def readable_blocks(
 
     Args:
         block: number of samples read per block.
-        encoder: encoder for which pictures are cropped and resized (`prepared`), if any.
+        encoder: encoder for which pictures are cropped and resized (`prepare_image`), if any.
         share: maximum fraction of broken pictures.
 
     Raises:
         UserError: more than ``share`` of the pictures cannot be read.
     """
     counter = BrokenCounter(share)
-    blocks = read_ahead(source, range(len(source)), block, prepare=ready_for(encoder))
+    blocks = read_ahead(source, range(len(source)), block, prepare=sample_preprocessor(encoder))
     for start, outcomes in zip(range(0, len(source), block), blocks, strict=True):
         counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
         yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]

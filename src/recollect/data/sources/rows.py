@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
 from recollect.core.progress import note
-from recollect.core.seeding import numpy_generator, text_fold
+from recollect.core.seeding import fold_of_text, numpy_generator
 from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.address import Address, part_of
@@ -22,7 +22,7 @@ from recollect.data.sources.tars import DAMAGE
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
 
 
-def in_parts(address: Address, first_texts: Iterable[str]) -> np.ndarray:
+def part_mask(address: Address, first_texts: Iterable[str]) -> np.ndarray:
     """Return a mask of the rows that ``only`` and ``without`` of an address keep.
 
     A text belongs to the same part in every file and on every machine, ignoring case and spaces. A model trained
@@ -33,7 +33,7 @@ def in_parts(address: Address, first_texts: Iterable[str]) -> np.ndarray:
     for text_part, inside in ((address.only, True), (address.without, False)):
         if text_part is not None:
             part, parts = part_of(text_part, "part")
-            mask &= np.array([(text_fold(text, parts) == part) == inside for text in texts], dtype=bool)
+            mask &= np.array([(fold_of_text(text, parts) == part) == inside for text in texts], dtype=bool)
     return mask
 
 
@@ -115,7 +115,7 @@ def _edge(text: str | None, count: int) -> int | None:
     return round(count * int(text[:-1]) / 100) if text.endswith("%") else int(text)
 
 
-def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.ndarray, where: str) -> np.ndarray:
+def text_mask(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.ndarray, where: str) -> np.ndarray:
     """Return a mask of the rows with a caption or class, and print the number of other rows.
 
     Raises:

@@ -25,9 +25,9 @@ from recollect.data.sources.rows import (
     choose_split,
     filter_mask,
     holds_lists,
-    in_parts,
+    part_mask,
     rows_of_a_picture,
-    with_text,
+    text_mask,
 )
 from recollect.data.sources.stream import open_stream
 from recollect.data.sources.subset import first_text
@@ -76,7 +76,7 @@ def open_source(
     kind = kind or ("label" if labeled and not columns.caption else "caption")
     mask = filter_mask(table, address, where)
     if not keep_textless:
-        mask &= with_text(table, columns, kind, labels.ids, where)
+        mask &= text_mask(table, columns, kind, labels.ids, where)
     names, choices = _splits(table, sizes, columns)
     rows = choose_split(names, choices, mask, address.split, where, address.shuffle)
     if (splitless := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
@@ -92,7 +92,7 @@ def open_source(
     source = TableSource(name, kind, labels.names, table, rows, labels.ids[rows], columns, origin, repeats)
     if not (address.only or address.without):
         return source
-    kept = in_parts(address, (first_text(source, index) for index in range(len(source))))
+    kept = part_mask(address, (first_text(source, index) for index in range(len(source))))
     refuse((not kept.any(), f"{where}: empty source; this part has no texts"))
     return replace(source, rows=rows[kept], labels=source.labels[kept])
 
