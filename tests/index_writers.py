@@ -21,7 +21,7 @@ def die_at(moment):
 
         return step
 
-    lance.note_checksums = counted(lance.note_checksums)
+    lance.write_checksums = counted(lance.write_checksums)
     lance.LanceStore.upsert = counted(lance.LanceStore.upsert)
     lance.LanceStore.delete = counted(lance.LanceStore.delete)
     os.replace = counted(os.replace)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core import nearest
-from recollect.core.nearest import ExactNeighbors, best_of, best_of_all, exact_neighbors, nearest_by_numpy
+from recollect.core.nearest import ExactNeighbors, exact_neighbors, merge_neighbors, nearest_by_numpy, stable_topk
 
 
 def loop(queries, matrix, k):
@@ -20,10 +20,10 @@ def test_ties_between_parts_are_broken_in_favor_of_the_earlier_part():
         ExactNeighbors(np.array([[start, start + 1]]), np.array([scores], dtype=np.float32))
         for start, scores in ((0, [0.5, 0.25]), (10, [0.75, 0.5]), (20, [0.5, 0.5]))
     ]
-    found = best_of_all(parts, 4)
+    found = merge_neighbors(parts, 4)
     assert found.rows.tolist() == [[10, 0, 11, 20]]
     assert found.scores.tolist() == [[0.75, 0.5, 0.5, 0.5]]
-    assert best_of_all(parts[:1], 1).rows.tolist() == [[0]]
+    assert merge_neighbors(parts[:1], 1).rows.tolist() == [[0]]
 
 
 def in_blocks(probes, matrix, k, scores, group):
@@ -95,7 +95,7 @@ def test_given_norms_turn_products_into_cosines(among):
 def test_best_of_equals_topk_for_rows_of_any_length(seed, columns, k):
     scores = torch.randn(3, columns, generator=torch.Generator().manual_seed(seed))
     k = min(k, columns)
-    values, places = best_of(scores, k)
+    values, places = stable_topk(scores, k)
     expected = scores.topk(k, dim=1)
     assert torch.equal(values, expected.values)
     assert torch.equal(places, expected.indices)

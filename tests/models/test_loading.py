@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
 from recollect.classifiers.texts import prompt_ensemble
-from recollect.core.checksums import note_whole_folder, read_checksums
+from recollect.core.checksums import read_checksums, write_folder_checksums
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.models.hub import hub_or_cache
@@ -212,7 +212,7 @@ def test_the_conversion_advice_for_a_pickle_works(checkpoint, copied, captions):
 def test_a_model_card_has_no_checksum_and_stays_editable(tmp_path):
     (tmp_path / "README.md").write_text("a card")
     (tmp_path / "weights").write_bytes(b"12")
-    note_whole_folder(tmp_path)
+    write_folder_checksums(tmp_path)
     assert set(read_checksums(tmp_path)) == {"weights"}
 
 

@@ -178,7 +178,7 @@ def test_a_change_in_the_middle_of_a_large_file_is_detected_and_a_copy_accepted(
     table.write_text(text)  # restored, with a new modification time
     read, counter = [], SimpleNamespace(advance=lambda mebibytes: None)
     monkeypatch.setattr(content, "progress", lambda what, *rest: read.append(what) or nullcontext(counter))
-    assert content.whole_hash([table], "own") == content.whole_hash([table], "own")
+    assert content.full_hash([table], "own") == content.full_hash([table], "own")
     assert read == ["check own once"], "an unchanged file is read once"
     monkeypatch.setattr(content, "_MAX_BYTES", 0)  # too large for a full read
     train(replace(recipe, steps=2), out, resume=True, device="cpu")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.classifiers.texts import learned_scale
-from recollect.core.checksums import check_checksums, note_whole_folder
+from recollect.core.checksums import check_checksums, write_folder_checksums
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.plugins import Table
@@ -175,7 +175,7 @@ class TunedClassifier:
             save_file(self._tensors(), unfinished / "tuned.safetensors")
             about = {"format": TUNED_FORMAT, "names": self.names, "scale": self.scale, "template": self.template}
             write_json(unfinished / "tuned.json", about)
-            note_whole_folder(unfinished)
+            write_folder_checksums(unfinished)
         return Path(folder)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -149,9 +149,9 @@ def _dispatch(prog: str, commands: Mapping[str, Command], words: list[str]) -> N
 
 def _print_error(text: str) -> None:
     """Print one line, with control characters in file or row names escaped."""
-    from recollect.core.progress import inert
+    from recollect.core.progress import escape_control
 
-    print(f"error: {inert(' '.join(text.split()))}", file=sys.stderr)
+    print(f"error: {escape_control(' '.join(text.split()))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def checksum(path: Path) -> int:
     return value
 
 
-def note_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path] = ()) -> None:
+def write_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path] = ()) -> None:
     """Write the checksum list of a folder, reading only new and ``changing`` files.
 
     Args:
@@ -42,10 +42,10 @@ def note_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path]
         write_text(folder / CHECKSUMS, json.dumps({"files": found, "crc32": _of(found)}, indent=0))
 
 
-def note_whole_folder(folder: Path) -> None:
+def write_folder_checksums(folder: Path) -> None:
     """Write the checksums of all files directly in a folder except ``README.md``, which users may edit."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in (CHECKSUMS, "README.md"))
-    note_checksums(folder, (), files)
+    write_checksums(folder, (), files)
 
 
 def check_checksums(folder: Path) -> None:

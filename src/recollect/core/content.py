@@ -12,7 +12,7 @@ from recollect.core.paths import cache_folder
 from recollect.core.progress import progress
 
 _MAX_FULL_READ = 256 * 2**20  # bytes; larger sets of files are sampled by `portable_hash`
-_MAX_BYTES, _MAX_FILES = 16 * 2**30, 16_384  # limits of `whole_hash`
+_MAX_BYTES, _MAX_FILES = 16 * 2**30, 16_384  # limits of `full_hash`
 _CHUNK = 2**20
 _PROBE_SIZE = 2**16
 _PROBES_PER_FILE, _MAX_PROBES = 16, 1024
@@ -23,7 +23,7 @@ def content_hash(files: Sequence[Path]) -> str:
 
     Reading a hundred gigabytes at every start would take minutes.
     """
-    times = () if reads_whole(files) else [file.stat().st_mtime_ns for file in files]
+    times = () if reads_every_byte(files) else [file.stat().st_mtime_ns for file in files]
     return _digest(f"{portable_hash(files)} {times}")
 
 
@@ -32,7 +32,7 @@ def portable_hash(files: Sequence[Path]) -> str:
 
     Up to 256 MiB in total, all bytes are hashed. Beyond that, the hash covers every size and about 1,024 blocks of
     64 KiB: the first, the last and up to 14 in between of each file, or the first and last of 512 evenly spaced files
-    if there are more. This can miss a change of a few bytes; `whole_hash` does not.
+    if there are more. This can miss a change of a few bytes; `full_hash` does not.
     """
     sizes = [file.stat().st_size for file in files]
     names = "".join(f"{file.name}\0{size}\0" for file, size in zip(files, sizes, strict=True))
@@ -51,12 +51,12 @@ def portable_hash(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def reads_whole(files: Sequence[Path]) -> bool:
+def reads_every_byte(files: Sequence[Path]) -> bool:
     """Whether `portable_hash` reads every byte of these files."""
     return sum(file.stat().st_size for file in files) <= _MAX_FULL_READ
 
 
-def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
+def full_hash(files: Sequence[Path], name: str = "files") -> str | None:
     """Return a hash of all bytes, equal for copies; None for more than 16 GiB or 16,384 files.
 
     The hash is cached by path, size, modification and change times and inode, so unchanged files are read only once, at
@@ -87,7 +87,7 @@ def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
     return digest.hexdigest()
 
 
-def written_hash(files: Sequence[Path]) -> str:
+def modification_hash(files: Sequence[Path]) -> str:
     """Return a hash of paths, sizes, times and inodes, which changes whenever a file is written.
 
     The change time is included because the modification time can be set back.

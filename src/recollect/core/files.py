@@ -163,7 +163,7 @@ def _sibling(path: Path, suffix: str = "") -> Path:
 
 
 @contextmanager
-def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
+def create_numbered(target: Path, source: Path | None = None) -> Iterator[Path]:
     """Create an empty file at ``target``, or at the first free numbered name, and yield its path.
 
     If the block fails, the file is removed, unless ``source`` is gone: the new file is then the only copy.
@@ -185,7 +185,7 @@ def move_file(source: Path, target: Path) -> Path:
     """Move a file without ever replacing another one, and return its new path."""
     if source.name == target.name and source.parent.resolve() == target.parent.resolve():
         return source
-    with free_file(target, source) as free:
+    with create_numbered(target, source) as free:
         try:
             os.replace(source, free)
         except OSError:  # another disk

@@ -26,7 +26,7 @@ _SCORES = 2**21
 """Scores computed at a time (8 MB, to stay in cache); determines the rows per block."""
 
 _GROUP = 64
-"""Scores per group in `best_of`."""
+"""Scores per group in `stable_topk`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def exact_neighbors(
     return ExactNeighbors(rows if among is None else among[rows], scores)
 
 
-def best_of_all(found: Sequence[ExactNeighbors], k: int) -> ExactNeighbors:
+def merge_neighbors(found: Sequence[ExactNeighbors], k: int) -> ExactNeighbors:
     """Merge results for the same queries into the k best per query (all if there are fewer)."""
     rows = np.concatenate([each.rows for each in found], axis=1)
     scores = np.concatenate([each.scores for each in found], axis=1)
@@ -142,7 +142,7 @@ def nearest_by_torch(
         products = _products(queries, matrix[some])
         if norms is not None:
             products /= torch.from_numpy(np.ascontiguousarray(norms[some])).to(device)
-        scores, rows = best_of(products, min(k, stop - start))
+        scores, rows = stable_topk(products, min(k, stop - start))
         scores, order = torch.cat([best_scores, scores], 1).sort(dim=1, descending=True, stable=True)
         best_scores, best_rows = scores[:, :k], torch.cat([best_rows, rows + start], 1).gather(1, order[:, :k])
     return best_scores, best_rows
@@ -162,7 +162,7 @@ def _products(queries: Tensor, rows: np.ndarray) -> Tensor:
     return products
 
 
-def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def stable_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return ``scores.topk(k)`` with ties broken by column order.
 
     For long rows, one pass computes the maxima of groups, and only the k best groups are sorted.

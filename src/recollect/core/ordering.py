@@ -9,6 +9,6 @@ def best_first(scores: Num[np.ndarray, "*shape"], axis: int = -1) -> Int64[np.nd
     return np.argsort(-scores, axis=axis, kind="stable")
 
 
-def in_order(values: Shaped[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:
+def stable_argsort(values: Shaped[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:
     """Return the indices that sort values in ascending order; ties (labels of a class) keep their order."""
     return np.argsort(values, kind="stable")

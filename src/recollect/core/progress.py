@@ -42,7 +42,7 @@ class _LiteralConsole(Console):
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(inert(text, keep="\n\t"), **options)
+        return super().render_str(escape_control(text, keep="\n\t"), **options)
 
     def on_broken_pipe(self) -> None:
         """Raise, so `recollect.cli` handles it like all other output; rich would end the process."""
@@ -77,10 +77,10 @@ def output() -> Console:
 
 def printable(text: str) -> Text:
     """Return text from files or users as one line that is safe to print on a terminal."""
-    return Text(inert(text))
+    return Text(escape_control(text))
 
 
-def inert(text: str, keep: str = "") -> str:
+def escape_control(text: str, keep: str = "") -> str:
     """Replace whitespace by spaces and escape other control characters, except those in ``keep``."""
     return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
 
@@ -119,7 +119,7 @@ class Counter:
 
     def advance(self, amount: int | float = 1, note: str = "") -> None:
         """Add ``amount`` to the count and show ``note`` (a loss, a file) after the bar."""
-        self._bar.update(self._task, advance=amount, note=inert(note))
+        self._bar.update(self._task, advance=amount, note=escape_control(note))
         if (watcher := _watcher.get()) is not None:
             task = self._bar.tasks[-1]
             watcher(str(task.description), task.completed, task.total)
@@ -172,7 +172,7 @@ def progress(
     )
     terminal = console.is_terminal
     with Progress(*columns, console=console, disable=not (terminal and shown)) as bar:
-        task = bar.add_task(inert(description), total=total, completed=int(done), note="")
+        task = bar.add_task(escape_control(description), total=total, completed=int(done), note="")
         counter = Counter(bar, task, unit, shown and not terminal)
         try:
             yield counter

@@ -18,7 +18,7 @@ from torch import Tensor
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, write_json
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 from recollect.core.types import TEXT_SCALE, Encoder, Kind, Sample, Source
 from recollect.data.sources.images import note
 from recollect.evaluation.features import class_text_features, image_features
@@ -325,7 +325,7 @@ def write_embedded(
             for split, rows in found.items():
                 np.save(unfinished / f"{split}.npy", rows.images)
                 np.save(unfinished / f"{split}-labels.npy", names[rows.labels])
-            np.save(unfinished / "texts.npy", texts[in_order(names)])
+            np.save(unfinished / "texts.npy", texts[stable_argsort(names)])
         else:
             columns = {
                 "vector": _lists(np.concatenate([rows.images for rows in found.values()])),

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 
 from recollect.core.errors import UserError
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 from recollect.core.progress import progress
 from recollect.core.types import ImageLike, best_device
 from recollect.core.validation import check_number
@@ -240,7 +240,7 @@ def near_identical_groups(
             key = prefer[row]
             order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
     edges = np.searchsorted(rows, np.concatenate([pairs, pairs[:, ::-1]]))
-    edges = edges[in_order(edges[:, 0])]
+    edges = edges[stable_argsort(edges[:, 0])]
     ends = np.searchsorted(edges[:, 0], np.arange(len(rows) + 1))
     groups, taken = list[list[int]](), set[int]()
     with progress("compare pixels", len(order), "pictures") as counter:
@@ -265,7 +265,7 @@ def near_identical_groups(
 
 def _members(groups: Int64[np.ndarray, " pictures"]) -> list[list[int]]:
     """Return the rows of each group with several members."""
-    order = in_order(groups)
+    order = stable_argsort(groups)
     edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
     parts = (order[start:end] for start, end in pairwise(edges) if end - start > 1)
     return [part.tolist() for part in parts]

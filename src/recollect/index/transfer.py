@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recollect.core.errors import user_errors
-from recollect.core.files import free_file, move_file
+from recollect.core.files import create_numbered, move_file
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.changes import rename_files
 from recollect.index.index import Index
@@ -54,7 +54,7 @@ def copy_pictures(index: Index, ids: Sequence[str], folder: Path, done: Transfer
             if stored is None and not exists:
                 done.missing.append(picture.id)
                 continue
-            with free_file(folder / (path.name if path is not None else _name(picture, stored or b""))) as target:
+            with create_numbered(folder / (path.name if path is not None else _name(picture, stored or b""))) as target:
                 if stored is not None:
                     target.write_bytes(stored)
                 elif path is not None:
@@ -129,7 +129,7 @@ def write_new(target: Path, data: bytes) -> Path:
     """
     with _write_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with free_file(target) as free:
+        with create_numbered(target) as free:
             free.write_bytes(data)
     return free
 

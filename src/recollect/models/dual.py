@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.checksums import note_whole_folder
+from recollect.core.checksums import write_folder_checksums
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
@@ -366,7 +366,7 @@ class DualEncoder(nn.Module, Encoder):
             record = {"format": MODEL_FORMAT, "preset": self.preset, **self._record()}
             record |= {"prefixes": self.prefixes, "transform": asdict(self.transform)}
             write_json(unfinished / RECORD, record)
-            note_whole_folder(unfinished)
+            write_folder_checksums(unfinished)
         return Path(folder)
 
     def publish(self, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.core.checksums import check_checksums, note_whole_folder
+from recollect.core.checksums import check_checksums, write_folder_checksums
 from recollect.core.errors import UserError, one_line
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.index import By
@@ -222,7 +222,7 @@ class FusionModule(nn.Module):
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / _WEIGHTS)
             record = {"format": FUSION_FORMAT, "settings": asdict(self.settings), "model": self.model}
             write_json(unfinished / _RECORD, record | {"trained": self.trained})
-            note_whole_folder(unfinished)
+            write_folder_checksums(unfinished)
         return Path(folder)
 
     @classmethod

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.checksums import check_checksums, note_whole_folder
+from recollect.core.checksums import check_checksums, write_folder_checksums
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
@@ -244,7 +244,7 @@ def _stored_neighbors(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neigh
     (folder / _KEY).unlink(missing_ok=True)
     neighbors.save(folder / _FILE)
     write_json(folder / _KEY, key)
-    note_whole_folder(folder)
+    write_folder_checksums(folder)
     return neighbors
 
 

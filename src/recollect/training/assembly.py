@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.core.content import whole_hash, written_hash
+from recollect.core.content import full_hash, modification_hash
 from recollect.core.errors import UserError
 from recollect.core.progress import note
 from recollect.core.seeding import derive_seed, seed_default_generators
@@ -172,8 +172,8 @@ def _large_facts(source: Source) -> dict[str, str]:
     """Return digests of large files, whose content digest covers only parts: times and, if feasible, all bytes."""
     if not (files := source.sampled_files):
         return {}
-    whole = first_makes(partial(whole_hash, files, source.name))
-    return {WRITTEN: written_hash(files)} | ({} if whole is None else {WHOLE_CONTENT: whole})
+    whole = first_makes(partial(full_hash, files, source.name))
+    return {WRITTEN: modification_hash(files)} | ({} if whole is None else {WHOLE_CONTENT: whole})
 
 
 def _in_words(known: Mapping[str, int | str]) -> str:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
+from recollect.core.checksums import CHECKSUMS, damaged_files, write_checksums
 from recollect.core.errors import user_errors
 from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
 from recollect.core.progress import note
@@ -67,7 +67,7 @@ def save(folder: Path, state: State, model: Towers, tensors: Mapping[str, Tensor
         model.save(unfinished / "model")
         save_file(dict(tensors), unfinished / "training.safetensors")
         write_json(unfinished / "state.json", asdict(state))
-        note_checksums(unfinished, sorted(file for file in unfinished.rglob("*") if file.is_file()))
+        write_checksums(unfinished, sorted(file for file in unfinished.rglob("*") if file.is_file()))
     prune_checkpoints(folder, keep)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 from recollect.core.types import TEXT_SCALE
 
 _BLOCK = 1024
@@ -219,7 +219,7 @@ class DualMemory(Mixture):
         """Return the similarity of each query to its readout of each class; ``plan`` masks held-out examples."""
         block = min(_BLOCK, max(1, 2**25 // len(self.labels_)))  # at most 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
-        order = in_order(self.labels_)
+        order = stable_argsort(self.labels_)
         examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
         memories = [
             _as_short(np.concatenate([self.support_[mine], text[None]]))

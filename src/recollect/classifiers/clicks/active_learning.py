@@ -5,7 +5,7 @@ from jaxtyping import Int64
 
 from recollect.classifiers.clicks.cutoff import cut_off
 from recollect.classifiers.clicks.model import MIN_CLICKS_PER_CLASS, ClickFit, ClickModel
-from recollect.core.ordering import best_first, in_order
+from recollect.core.ordering import best_first, stable_argsort
 
 _CANDIDATES_PER_ROW, _MIN_CANDIDATES = 10, 50
 """Diverse rows are chosen from this many candidates per requested row, but at least `_MIN_CANDIDATES`."""
@@ -38,7 +38,7 @@ def next_to_label(
     likely, rest = ranked[:sure], ranked[sure:]
     weights = np.ones(len(by))
     if not few and cut is not None:
-        rest = rest[in_order(np.abs(by[rest] - 0.5))]
+        rest = rest[stable_argsort(np.abs(by[rest] - 0.5))]
         weights = by * (1 - by)
     near = rest[: max(_CANDIDATES_PER_ROW * count, _MIN_CANDIDATES)]
     known = np.concatenate([fit.rows, likely]).astype(np.int64)

@@ -8,7 +8,7 @@ from scipy.special import expit, logit
 
 from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickFit
 from recollect.classifiers.heads.trust import enough_to_tell
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 
 @dataclass(frozen=True)
@@ -130,4 +130,4 @@ def stop_rule(
     yes = marks > 0
     if min(yes.sum(), (~yes).sum()) < MIN_CLICKS or yes[above].sum() < MIN_PRECISION * above.sum():
         return False
-    return not (yes & ~above)[in_order(order)[-RECENT_CLICKS:]].any()
+    return not (yes & ~above)[stable_argsort(order)[-RECENT_CLICKS:]].any()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from scipy.linalg import eigh
 
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 _SHARPNESSES = (1.0, 3.0, 8.0)
 _RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -121,7 +121,7 @@ class ClickModel:
             marks: +1 or −1 for each clicked row, in the order of the clicks. Without any, the text alone scores.
         """
         clicks = np.array(list(marks), dtype=np.int64)
-        order = in_order(clicks)
+        order = stable_argsort(clicks)
         rows = clicks[order]
         clicked = np.array([marks[row] for row in rows.tolist()], dtype=np.int64)
         if not len(rows):

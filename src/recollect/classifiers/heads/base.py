@@ -18,7 +18,7 @@ from recollect.classifiers.heads.calibration import (
     set_thresholds,
 )
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 UNIT_TOLERANCE = 1e-2
 """Largest deviation from norm 1 that counts as rounding (half precision loses about 1e-3)."""
@@ -50,7 +50,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Compute the mean of each class's rows (LIxP, Eq. 3), not normalized: (classes, width)."""
-    order = in_order(labels)
+    order = stable_argsort(labels)
     counts = np.bincount(labels, minlength=classes)
     starts = np.cumsum(counts) - counts
     return np.add.reduceat(features[order], starts, axis=0) / counts[:, None]

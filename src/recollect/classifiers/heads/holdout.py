@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 FEW_SHOTS = 4
 """Up to this many examples in the largest class, one of each class is held out at a time. Removing a single example
@@ -115,7 +115,7 @@ class HoldOut:
 def turns(labels: np.ndarray) -> np.ndarray:
     """Return the position of each row in a random order of its class, from 0: (rows,)."""
     order = np.random.default_rng(0).permutation(len(labels))
-    order = order[in_order(labels[order])]
+    order = order[stable_argsort(labels[order])]
     counts = np.bincount(labels)
     places = np.empty(len(labels), dtype=np.int64)
     places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)

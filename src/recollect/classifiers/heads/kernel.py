@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 ROW_BLOCK = 2048
 """Block size for large supports."""
@@ -58,7 +58,7 @@ class RidgeTargets:
         sums, labels = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype), self.labels[rows]
         for start in range(0, len(labels), ROW_BLOCK):
             part = labels[start : start + ROW_BLOCK]
-            order = in_order(part)
+            order = stable_argsort(part)
             starts = np.flatnonzero(np.r_[True, np.diff(part[order]) != 0])
             sums[part[order][starts]] += np.add.reduceat(basis[start : start + ROW_BLOCK][order], starts, axis=0)
         return sums.T
@@ -87,7 +87,7 @@ def ridge_path(
     for learn, choose in plan.folds():
         parts.append(list(_path(targets, learn, choose, bandwidth, ridges, features)))
         places.append(np.searchsorted(plan.rows, choose))
-    order = in_order(np.concatenate(places))
+    order = stable_argsort(np.concatenate(places))
     for predictions in zip(*parts, strict=True):
         yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))
 

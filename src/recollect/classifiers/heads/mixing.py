@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 SWEEP_BLOCK = 512
 """Number of rows in a block, so that intermediates fit the processor's cache."""
@@ -75,7 +75,7 @@ def best_of_intervals(
     lower, upper = np.maximum(lower, bounds[0]), np.minimum(upper, bounds[1])
     live = lower < upper
     ends = np.concatenate([bounds, lower[live], upper[live]])
-    order = in_order(ends)
+    order = stable_argsort(ends)
     ends = ends[order]
     first = np.flatnonzero(np.concatenate([[True], ends[1:] > ends[:-1]]))
     places = ends[first]

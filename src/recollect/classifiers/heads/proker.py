@@ -10,7 +10,7 @@ from recollect.classifiers.heads.calibration import conformal_groups
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut, turns
 from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 
 BANDWIDTHS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
 RIDGES = tuple(np.geomspace(1e-3, 10.0, 10).tolist())
@@ -216,7 +216,7 @@ class ProKeR(EmbeddingClassifier):
         inverse = np.diag(self._ridge.inverse) + reached**2 / schur[:, None]
         # A query that equals an example ties with it.
         worse = (solved / inverse >= errors[:, own] - 1e-9).astype(np.float64)
-        order = in_order(own)
+        order = stable_argsort(own)
         counts = np.bincount(own, minlength=len(self.classes_))
         sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)
         return (1 + sums) / (counts + 1)

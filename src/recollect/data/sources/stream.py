@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.core.content import portable_hash, reads_whole, written_hash
+from recollect.core.content import modification_hash, portable_hash, reads_every_byte
 from recollect.core.errors import UserError, user_errors
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.core.validation import refuse
@@ -137,7 +137,7 @@ class StreamedSource(Source):
     @cached_property
     def fingerprint(self) -> str:
         files = self._files
-        content = self.content if is_address(files[0]) else written_hash([Path(file) for file in files])
+        content = self.content if is_address(files[0]) else modification_hash([Path(file) for file in files])
         digest = hashlib.blake2b(content.encode(), digest_size=16)
         digest.update(repr((self.columns, self.blocks)).encode())
         return digest.hexdigest()
@@ -160,7 +160,7 @@ class StreamedSource(Source):
     @property
     def sampled_files(self) -> list[Path]:
         files = self._files
-        return [] if is_address(files[0]) or reads_whole(paths := [Path(file) for file in files]) else paths
+        return [] if is_address(files[0]) or reads_every_byte(paths := [Path(file) for file in files]) else paths
 
     def _block(self, index: int) -> tuple[int, Block, int]:
         """Return the number of a sample's block, the block, and the sample's position in it."""

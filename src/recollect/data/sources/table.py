@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recollect.core.content import content_hash, portable_hash, reads_whole
+from recollect.core.content import content_hash, portable_hash, reads_every_byte
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.core.validation import refuse
@@ -227,7 +227,7 @@ class TableSource(Source):
         if self._from_hub:  # a revision's files do not change
             return []
         hashed, pictures = self._image_files(_HASHED_IMAGES), self._image_files(_CHECKED_IMAGES)
-        whole = len(hashed) == len(pictures) and reads_whole([*files, *pictures])
+        whole = len(hashed) == len(pictures) and reads_every_byte([*files, *pictures])
         return [] if whole else [*files, *pictures]
 
     @property

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from recollect.core.checksums import damaged_files, note_checksums
+from recollect.core.checksums import damaged_files, write_checksums
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_folder, write_json
 from recollect.core.nearest import ExactNeighbors
-from recollect.core.ordering import in_order
+from recollect.core.ordering import stable_argsort
 from recollect.core.seeding import numpy_generator
 from recollect.core.validation import check_number
 from recollect.index.lookup import look_up
@@ -102,7 +102,7 @@ class InvertedFile:
             return
         keys = vector_keys(matrix, self.about.by)
         visible = np.flatnonzero(keys >= 0)
-        self._places = visible[in_order(keys[visible])]
+        self._places = visible[stable_argsort(keys[visible])]
         self._keys = keys[self._places]
         missing = np.flatnonzero(~within(self._keys, self._known))
         for start in range(0, len(missing), _ADD_BLOCK):
@@ -185,7 +185,7 @@ def _build(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
 
 def _write_about(folder: Path, about: Accelerator) -> None:
     write_json(folder / "about.json", asdict(about))
-    note_checksums(folder, [folder / "index.faiss"], [folder / "about.json"])
+    write_checksums(folder, [folder / "index.faiss"], [folder / "about.json"])
 
 
 def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) -> Accelerator:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Int64
 
-from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
+from recollect.core.checksums import CHECKSUMS, damaged_files, read_checksums, write_checksums
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, fresh_folder, full_disk_errors, held, write_json
 from recollect.index.arrow import string_array
@@ -128,7 +128,7 @@ class LanceStore(LocalStore):
         table = self.folder / TABLE_FOLDER
         hint, files = table / HINT, (file for file in sorted(table.rglob("*")) if file.is_file())
         with suppress(OSError):
-            note_checksums(self.folder, [file for file in files if file != hint and ".tmp" not in file.name], [hint])
+            write_checksums(self.folder, [file for file in files if file != hint and ".tmp" not in file.name], [hint])
 
     def upsert(self, rows: Any) -> None:
         """Insert or replace rows in one commit."""
@@ -267,7 +267,7 @@ class TableView:
         with suppress(OSError, UserError), atomic_folder(view) as unfinished:
             write_json(unfinished / "about.json", {"version": self.version, "record": asdict(self.record)})
             np.save(unfinished / "numbers.npy", self.numbers)
-            note_checksums(unfinished, sorted(unfinished.iterdir()))
+            write_checksums(unfinished, sorted(unfinished.iterdir()))
 
 
 def _files_digest(folder: Path) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
-from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
+from recollect.core.checksums import CHECKSUMS, damaged_files, write_checksums
 from recollect.core.files import atomic_folder
-from recollect.core.nearest import ExactNeighbors, best_of_all, exact_neighbors
+from recollect.core.nearest import ExactNeighbors, exact_neighbors, merge_neighbors
 from recollect.index.arrow import caption_matrix, integer_array, integer_values, string_array, vector_matrix
 from recollect.index.filters import PHYSICAL, Filter, FilterColumns, filter_value
 from recollect.index.rows import FACTS, By, Record
@@ -224,7 +224,7 @@ class Matrix:
                 hits = exact_neighbors(queries, stored, min(k, size), inside, norms=norms)
                 found.append(ExactNeighbors(hits.rows + start, hits.scores))
             start += len(stored)
-        return best_of_all(found[1:] or found, k)
+        return merge_neighbors(found[1:] or found, k)
 
     def hits(self, found: ExactNeighbors, by: By) -> Nearest:
         """Convert results of `nearest` or of an approximate index to `Nearest`, mapping captions to slots."""
@@ -373,7 +373,7 @@ def _write_part(folder: Path, numbers: np.ndarray, record: Record, read: ReadRow
                 norms[by].append(_norms(each))
     for by, parts in norms.items():
         np.save(folder / f"{by}.npy", np.concatenate(parts))
-    note_checksums(folder, sorted(folder.iterdir()))
+    write_checksums(folder, sorted(folder.iterdir()))
 
 
 def _read_part(folder: Path, record: Record) -> Part:
