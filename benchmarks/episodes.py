@@ -22,7 +22,7 @@ from recollect.efsa.batch import EpisodeBatch, EpisodeQuery
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder, build_model
-from recollect_papers.efsa.cost import Meter
+from recollect_papers.efsa.cost import CostMeter
 from recollect_papers.efsa.sequential import SequentialEpisodes
 from recording import this_command, where
 from training import best_seconds
@@ -112,7 +112,7 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
     times = best_seconds([all_of(episodes) for episodes in both.values()], encoder.device, options.repeats)
     for (name, episodes), seconds in zip(both.items(), times, strict=True):
         first, count = (batches[0], len(batches[0].queries)) if name == "batched" else (batches[0].one(0), 1)
-        with Meter() as meter:
+        with CostMeter() as meter:
             episodes.rerank(first)
         figures[name] = {
             "seconds per query": seconds / options.queries,

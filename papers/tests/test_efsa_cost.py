@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from recollect.index import Hits
-from recollect_papers.efsa.cost import Meter, measured
+from recollect_papers.efsa.cost import CostMeter, measured
 
 
 def test_products_of_both_passes_are_counted():
     weight = torch.randn(5, 7, requires_grad=True)
-    with Meter() as products:
+    with CostMeter() as products:
         out = F.linear(torch.randn(3, 7), weight, torch.zeros(5))
         assert (products.forward, products.backward) == (3 * 5 * 7, 0)
         out.sum().backward()
@@ -20,7 +20,7 @@ def test_products_of_both_passes_are_counted():
 @pytest.mark.parametrize("grad", [False, True])
 def test_products_in_place_and_of_attention_count_too(grad):
     query, key, value = (torch.randn(2, 4, 6, 8, requires_grad=grad) for _ in range(3))
-    with Meter() as products:
+    with CostMeter() as products:
         torch.zeros(2, 3, 4).baddbmm_(torch.randn(2, 3, 5), torch.randn(2, 5, 4))
         assert products.forward == 2 * 3 * 5 * 4
         torch.zeros(3, 4).addmm_(torch.randn(3, 5), torch.randn(5, 4))

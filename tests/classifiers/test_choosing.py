@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from index_rows import unit
-from recollect.classifiers.heads.methods import CANDIDATES, by_names, choose_method
+from recollect.classifiers.heads.methods import CANDIDATES, choose_method, text_classifier
 from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check, unknown_rule
 
 
@@ -64,7 +64,7 @@ def test_names_alone_give_the_softmax_of_the_model():
     _, _, texts = blobs(1)
     logits = 7.0 * texts @ texts.T
     expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(by_names(texts, 7.0).predict_proba(texts), expected, rtol=1e-5)
+    np.testing.assert_allclose(text_classifier(texts, 7.0).predict_proba(texts), expected, rtol=1e-5)
 
 
 def test_the_unknown_rule_errs_as_often_as_estimated():

@@ -17,7 +17,7 @@ from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
 from recollect.classifiers.heads.trust import TOO_FEW_EXAMPLES
 from recollect.classifiers.pictures import find_examples, find_images, read_names
 from recollect.classifiers.predictions import classify
-from recollect.classifiers.teaching import class_prompts_of, not_of_pixels
+from recollect.classifiers.teaching import class_prompts_of, non_pixel_digest
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.cli.classify import _sentence
 from recollect.cli.sheet import save_csv, save_json, save_sheet
@@ -263,7 +263,7 @@ def test_adding_examples_and_classes_equals_teaching_all_at_once(folders):
     record = json.loads((folders / "saved" / CLASSIFIER_FILE).read_text())
     del record["digest"]
     for each in record["examples"]:
-        each["digest"] = not_of_pixels(each["file"])
+        each["digest"] = non_pixel_digest(each["file"])
     record["digest"] = _digest(_canonical(record))
     (folders / "saved" / CLASSIFIER_FILE).write_text(json.dumps(record))
     older = Classifier.load(folders / "saved")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect import classifiers
-from recollect.classifiers.heads.mixing import best_of_intervals, best_weight, correct_interval
+from recollect.classifiers.heads.mixing import best_weight, best_weight_of_intervals, correct_interval
 from recollect.classifiers.heads.tip import best_mixture
 from recollect_papers.peers.tip_x import TipX
 
@@ -75,7 +75,7 @@ def test_the_first_of_equal_mixtures_wins():
 def test_the_weight_avoids_a_tie_at_the_center_of_a_plateau():
     """One row turns wrong at 2 as another turns right: the plateau's center would tie both."""
     lower, upper = np.array([0.0, 2.0, 0.0]), np.array([2.0, 4.0, 4.0])
-    weight, share = best_of_intervals(lower, upper, (0.0, 4.0))
+    weight, share = best_weight_of_intervals(lower, upper, (0.0, 4.0))
     assert share == np.mean((lower < weight) & (weight < upper)) == 2 / 3
 
 

@@ -54,7 +54,7 @@ def test_every_example_but_the_only_one_of_a_class_is_held_out_once(counts, seed
         sums[position] = np.bincount(labels[left], minlength=len(counts))
         assert row not in left
     np.testing.assert_allclose(plan.kept(plan.rows) * np.array(counts), sums)
-    assert plan.one_by_one == (max(counts) > 4)
+    assert plan.leave_one_out == (max(counts) > 4)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 300.0]))

@@ -9,7 +9,7 @@ from recollect.core.errors import UserError
 from recollect.efsa.memory import TensorMemory
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
-from recollect.efsa.rerank import FELL_BACK, EpisodeReranker, episode_reranker
+from recollect.efsa.rerank import FALLBACK, EpisodeReranker, episode_reranker
 from recollect.index import Query
 from recollect.index.source import with_vectors
 from recollect_papers.efsa.sequential import SequentialEpisodes
@@ -124,7 +124,7 @@ def test_without_any_captions_the_ranking_is_zero_shot_with_a_note(encoder, make
     index = make_index(encoder, [None] * 24)
     found, _ = adapted(encoder, index)
     assert [ids(hits) for hits in found] == [ids(hits) for hits in index.search_many(QUERIES, 10)]
-    assert all(hits.notes[-1].endswith(FELL_BACK) for hits in found)
+    assert all(hits.notes[-1].endswith(FALLBACK) for hits in found)
     with pytest.raises(UserError, match="recollect caption"):
         episode_reranker(index)
 
@@ -135,7 +135,7 @@ def test_a_nonfinite_episode_falls_back_to_zero_shot_with_a_note(encoder, make_i
     found, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, k=3, temperature=1e-320))
     assert [ids(hits) for hits in found] == [ids(hits) for hits in before]
     assert [hit.score for hit in found[0]] == [hit.score for hit in before[0]]
-    assert all(hits.notes[-1].endswith(FELL_BACK) for hits in found)
+    assert all(hits.notes[-1].endswith(FALLBACK) for hits in found)
 
 
 def test_pictures_are_decoded_once_and_cached(encoder, make_index, pictures):

@@ -13,9 +13,9 @@ from recollect.evaluation.retrieval import (
     MISSED,
     Comparison,
     QueryGroups,
-    asked_texts,
     compare_methods,
     first_match,
+    query_indices,
     recall_rows,
     retrieval,
 )
@@ -109,11 +109,11 @@ def test_queries_are_sampled_separately_per_domain():
     pool, places = SampleList.of_pictures("pool", 40), range(40)
     matches, domains = tuple((place,) for place in places), ("a",) * 20 + ("b",) * 20
     task = RetrievalTask("pool", pool, tuple(map(str, places)), matches, domains, (False,) * 40)
-    queries = asked_texts(task, None, 5)
+    queries = query_indices(task, None, 5)
     first, second = [row for row in queries if row < 20], [row - 20 for row in queries if row >= 20]
     assert (len(first), len(second)) == (5, 5)
     assert first != second
-    assert asked_texts(task, None, 5) == queries
+    assert query_indices(task, None, 5) == queries
 
 
 def test_a_source_counts_once_in_the_mean_of_domains_whatever_its_styles():

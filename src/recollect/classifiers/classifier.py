@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float
 from recollect.classifiers import EmbeddingClassifier
 from recollect.classifiers.folder import load_classifier, save_classifier
 from recollect.classifiers.heads.base import as_numpy, unit_rows
-from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHODS, by_names, choose_method
+from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHODS, choose_method, text_classifier
 from recollect.classifiers.heads.trust import (
     MIN_EXAMPLES,
     TOO_FEW_EXAMPLES,
     UnknownRule,
-    enough_to_tell,
+    can_report,
+    format_share,
     held_out_check,
-    share_text,
     unknown_rule,
 )
 from recollect.classifiers.pictures import Examples
@@ -75,7 +75,7 @@ class Classifier:
         if not self.without_examples:
             method, estimator, accuracies = self._choose(self.support.features, self.support.labels)
         elif self.asked in (BEST, "zero-shot"):
-            method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
+            method, estimator, accuracies = "zero-shot", text_classifier(self.texts, self.model.scale), {}
         else:
             names = ", ".join(self.without_examples)
             raise UserError(f"--method {self.asked} needs examples of every class. Add examples of {names}.")
@@ -233,7 +233,7 @@ class Classifier:
     def calibration(self) -> dict[str, float | int]:
         """Number of held-out examples, accuracy with 95 % interval, and calibration error (`held_out_check`).
 
-        With too few examples (`enough_to_tell`) only their number; empty without any.
+        With too few examples (`can_report`) only their number; empty without any.
         """
         if not self.calibrated:
             return {}
@@ -253,7 +253,7 @@ class Classifier:
             return f"{checked['examples']} held out: {TOO_FEW_EXAMPLES}"
         low, high = 100 * checked["low"], 100 * checked["high"]
         return (
-            f"{share_text(checked['accuracy'], int(checked['examples']))} held-out examples are right "
+            f"{format_share(checked['accuracy'], int(checked['examples']))} held-out examples are right "
             f"(95 % interval {low:.0f} to {high:.0f} %), calibration error {checked['calibration_error']:.3f}"
         )
 
@@ -274,7 +274,7 @@ class Classifier:
     @property
     def enough_examples(self) -> bool:
         """Whether there are enough held-out examples to report accuracy and to rule out classes."""
-        return enough_to_tell(len(self.estimator.loo_rows_))
+        return can_report(len(self.estimator.loo_rows_))
 
     @cached_property
     def unknown_rule(self) -> UnknownRule:

@@ -21,8 +21,8 @@ from recollect.models.export import (
     TEXT_FILE,
     ImageTower,
     TextTower,
-    at_rest,
     check_exportable,
+    cpu_eval_mode,
     write_image_graph,
     write_record,
     write_text_graph,
@@ -155,7 +155,7 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
     model = check_exportable(encoder.base or encoder)
     reads = modalities_of(encoder.mode) if isinstance(encoder, RetrievalEnhancedEncoder) else ()
     form = _form(encoder, classifier) if classifier is not None else None
-    with fresh_folder(folder, "exported model") as unfinished, at_rest(model):
+    with fresh_folder(folder, "exported model") as unfinished, cpu_eval_mode(model):
         images: nn.Module = ImageTower(model)
         more: dict[str, Any] = {}
         if isinstance(encoder, RetrievalEnhancedEncoder):

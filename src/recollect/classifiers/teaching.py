@@ -36,12 +36,12 @@ SAME_PICTURE = 1 - 1e-5
 """Minimum cosine to an example without a pixel digest to count as the same picture. Embeddings of one picture in two
 batches or on two devices reach 1 − 1e-6."""
 
-_NOT_OF_PIXELS = "?"
+_NON_PIXEL = "?"
 
 
-def not_of_pixels(digest: str) -> str:
+def non_pixel_digest(digest: str) -> str:
     """Mark a digest that does not depend on pixels, such as a name."""
-    return digest if digest.startswith(_NOT_OF_PIXELS) else f"{_NOT_OF_PIXELS}{digest}"
+    return digest if digest.startswith(_NON_PIXEL) else f"{_NON_PIXEL}{digest}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Support:
         features: unit-norm (n, width).
         labels: indices of classes (n,).
         files: origin of each example, for display only.
-        digests: pixel digest of each example, or another one marked by `not_of_pixels`.
+        digests: pixel digest of each example, or another one marked by `non_pixel_digest`.
     """
 
     features: Float[np.ndarray, "n width"]
@@ -79,7 +79,7 @@ class Support:
         for place, pair in enumerate(zip(other.digests, other.labels.tolist(), strict=True)):
             first.setdefault(pair, place)
         new = []
-        undigested = np.array([digest.startswith(_NOT_OF_PIXELS) for digest in digests], dtype=bool)
+        undigested = np.array([digest.startswith(_NON_PIXEL) for digest in digests], dtype=bool)
         for (digest, label), place in first.items():
             if (digest, label) in known:
                 continue

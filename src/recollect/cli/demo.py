@@ -96,7 +96,7 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
     import numpy as np
 
     from recollect.classifiers.classifier import Classifier
-    from recollect.classifiers.heads.trust import share_text
+    from recollect.classifiers.heads.trust import format_share
     from recollect.cli.gallery import thumbnail
     from recollect.core.seeding import numpy_generator
 
@@ -135,7 +135,7 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
     return {
         "classes": len(classifier.classes),
         "method": classifier.method,
-        "held_out": share_text(checked["accuracy"], int(checked["examples"])) if checked else "",
+        "held_out": format_share(checked["accuracy"], int(checked["examples"])) if checked else "",
         "low": checked.get("low", 0.0),
         "high": checked.get("high", 0.0),
         "right": float((predicted == right).mean()),

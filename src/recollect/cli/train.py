@@ -93,7 +93,7 @@ class Train:
             UserError: a protocol is unknown, or a source cannot be opened.
         """
         from recollect.evaluation.protocols import PROTOCOLS
-        from recollect.training.checks import check_at_once
+        from recollect.training.checks import check_without_data
         from recollect.training.loop import Hook
 
         if self.evaluate_every is not None:
@@ -102,7 +102,7 @@ class Train:
             warn_unused(self, "evaluate_every", why="only used with --evaluate PROTOCOL=SOURCE")
             return []
         self.recipe.check()
-        check_at_once(self.recipe, None, resumed=self.resume)  # before the sources are opened
+        check_without_data(self.recipe, None, resumed=self.resume)  # before the sources are opened
         evaluations = []
         for word in self.evaluate:
             name, _, source = word.partition("=")

@@ -89,14 +89,14 @@ class Episodes:
         queries, k = batch.images.shape
         with adapted(self._sites, adapters):
             images = self._encode_images(batch.pixels[batch.images.clamp(min=0).reshape(-1)])
-            embedded = embed_asked(self.encoder, batch)
+            embedded = embed_episode_queries(self.encoder, batch)
         return similarities(images.view(queries, k, -1), embedded)
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self.encoder.encode_images(pixels.to(self.encoder.device, self.encoder.dtype))
 
 
-def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:
+def embed_episode_queries(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:
     """Embed the queries with the current towers, as weighted sums of unit embeddings of words and pictures.
 
     All queries are padded to the same number of words and of pictures by terms of weight 0, as `adapted` requires.
@@ -124,10 +124,10 @@ def _weighted(raw: Float[Tensor, "rows width"], weights: list[list[float]]) -> F
 
 
 def similarities(
-    images: Float[Tensor, "queries k width"], asked: Float[Tensor, "queries width"]
+    images: Float[Tensor, "queries k width"], queries: Float[Tensor, "queries width"]
 ) -> Float[Tensor, "queries k"]:
     """Return the cosine of each query with its candidates."""
-    return torch.einsum("qkd,qd->qk", F.normalize(images, dim=2), F.normalize(asked, dim=1))
+    return torch.einsum("qkd,qd->qk", F.normalize(images, dim=2), F.normalize(queries, dim=1))
 
 
 def as_reranked(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:

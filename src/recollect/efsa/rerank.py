@@ -18,9 +18,9 @@ from recollect.efsa.pixels import PixelCache
 from recollect.index import Hit, Hits, Index, Picture, Query, Term
 from recollect.models import DualEncoder
 
-FELL_BACK = "zero-shot ranking"
+FALLBACK = "zero-shot ranking"
 """End of the notes for queries without a successful episode."""
-NOT_FINITE = f"the episode's loss or scores were not finite: {FELL_BACK}"
+NOT_FINITE = f"the episode's loss or scores were not finite: {FALLBACK}"
 NO_CAPTIONS = (
     "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`."
 )
@@ -28,7 +28,7 @@ EPISODE = "episode"
 """`scored_by` of a re-ranked hit."""
 
 
-class Adapts(Protocol):
+class QueryAdapter(Protocol):
     """Interface of `Episodes` and its alternatives."""
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
@@ -54,7 +54,7 @@ class EpisodeReranker:
         encoder: DualEncoder,
         options: EpisodeOptions | None = None,
         pixels: PixelCache | None = None,
-        adapt: Callable[[DualEncoder, EpisodeOptions], Adapts] = Episodes,
+        adapt: Callable[[DualEncoder, EpisodeOptions], QueryAdapter] = Episodes,
     ) -> None:
         self.encoder, self.options = encoder, options or EpisodeOptions()
         self.depth = self.options.k
@@ -119,7 +119,7 @@ class EpisodeReranker:
         if unreadable:
             notes.append(f"{unreadable} of {len(first)} pictures cannot be opened and keep their zero-shot places")
         if pairs < MIN_PAIRS:
-            notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: {FELL_BACK}")
+            notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: {FALLBACK}")
         elif uncaptioned:
             notes.append(f"{uncaptioned} of {len(first)} pictures have no caption: the episode learned from {pairs}")
         if failed:

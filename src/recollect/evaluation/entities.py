@@ -130,5 +130,5 @@ def entities(
         "unseen queries": int((~is_seen).sum()),
         "prefix": prefix,
     }
-    settings |= content_of(encoder, task.query, asked=[class_prompts(task), seen.tolist()])
+    settings |= content_of(encoder, task.query, inputs=[class_prompts(task), seen.tolist()])
     return Result("entities", model, task.name, seed, rows, settings)

@@ -74,7 +74,7 @@ def few_shot(
     settings |= {"prefix": prefix, "scale": scale} | ({} if prompts is None else {"prompts": prompts.shape[1]})
     settings |= protocol.settings()
     settings |= tuning.settings() if tuning is not None and tuning.methods else {}
-    settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))
+    settings |= content_of(encoder, task.support, task.query, inputs=class_prompts(task))
     return Result("few-shot", model, task.name, seed, rows, settings)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
 from recollect.classifiers.heads.calibration import calibration_error
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, by_names
-from recollect.classifiers.heads.trust import enough_to_tell
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, text_classifier
+from recollect.classifiers.heads.trust import can_report
 from recollect.core.threads import one_thread
 from recollect.core.types import TEXT_SCALE, Metric
 from recollect.core.validation import check_choice, refuse
@@ -187,7 +187,7 @@ class Answers:
         error = calibration_error(self.confidence, self.best == labels)
         found = {"metric": metric, "value": accuracy(self.best, labels, metric), "ece": 100.0 * error}
         share, examples = self.held_out
-        if not enough_to_tell(examples):
+        if not can_report(examples):
             return found
         if np.isfinite(share):
             found["loo"] = 100.0 * share
@@ -245,7 +245,7 @@ def run_protocol(
         Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row with 0 shots and seed 0. Also
         in percent ``loo``, accuracy on held-out examples, ``ece``, expected calibration error on the queries, and
         ``coverage`` of conformal sets at error rate 0.1, with their mean ``set_size``. All but ``ece`` are absent with
-        too few held-out examples (`enough_to_tell`), e.g. at one shot.
+        too few held-out examples (`can_report`), e.g. at one shot.
 
     Raises:
         ValueError: more shots than a class has examples.
@@ -269,7 +269,7 @@ def _fits(
     for name in protocol.methods:
         if name == "zero-shot":
             assert task.texts is not None
-            yield name, 0, 0, by_names(task.texts, task.scale)
+            yield name, 0, 0, text_classifier(task.texts, task.scale)
             continue
         for shots in protocol.shots:
             for seed, order in orders.items():

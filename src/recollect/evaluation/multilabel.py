@@ -175,7 +175,7 @@ def multilabel(
         for metric, of_class in (("mean average precision", average_precision), ("11 points", eleven_points)):
             each = [of_class(column, wanted) for column, wanted in zip(scores.T, shows.T, strict=True)]
             rows.append({"method": method, "metric": metric, "value": 100 * float(np.mean(each))})
-    settings |= content_of(encoder, *sources, asked=[prompts, shows.astype(int).tolist()])
+    settings |= content_of(encoder, *sources, inputs=[prompts, shows.astype(int).tolist()])
     return Result("multilabel", model, task.name, seed, rows, settings)
 
 

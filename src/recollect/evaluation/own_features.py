@@ -22,7 +22,7 @@ from recollect.core.ordering import stable_argsort
 from recollect.core.types import TEXT_SCALE, Encoder, Kind, Sample, Source
 from recollect.data.sources.images import note
 from recollect.evaluation.features import class_text_features, image_features
-from recollect.evaluation.tasks.classification import ClassificationTask, Division, tested_rows
+from recollect.evaluation.tasks.classification import ClassificationTask, Division, tested_mask
 
 _VECTORS = ("vector", "embedding", "image_vector", "features")
 _LABELS = ("label", "class_name")
@@ -246,7 +246,7 @@ def divided(rows: LabeledVectors, path: Path, division: Division) -> tuple[Label
     else:
         note(f"{path}: no splits, so half of each class is tested and the rest are examples")
     classes, numbers = np.unique(rows.labels, return_inverse=True)
-    half = tested_rows(numbers, tuple(classes.tolist()), division)
+    half = tested_mask(numbers, tuple(classes.tolist()), division)
     return rows.take(~half), rows.take(half)
 
 

@@ -111,7 +111,7 @@ def few_shot_curves(
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy (%)")
     dashed = "; level dashes: zero-shot" if zero_shot else ""
-    say_beneath(figure, f"{sets_of(frame)}{dashed}; {seeds_of(frame, 'bars: std over {} training seeds')}")
+    add_note_below(figure, f"{sets_of(frame)}{dashed}; {seeds_note(frame, 'bars: std over {} training seeds')}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 
@@ -129,12 +129,12 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
     axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
-    axis.set_title(wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
-    say_beneath(figure, seeds_of(chosen, "mean of {} training seeds"))
+    axis.set_title(wrap_to_width(f"{model} minus {baseline}", figure), fontsize=8)
+    add_note_below(figure, seeds_note(chosen, "mean of {} training seeds"))
     return figure
 
 
-def seeds_of(frame: pd.DataFrame, words: str) -> str:
+def seeds_note(frame: pd.DataFrame, words: str) -> str:
     """Return a note on the number of training seeds."""
     count = frame["training_seed"].nunique()
     return "one training seed" if count == 1 else words.format(count)
@@ -144,9 +144,9 @@ _NOTE_LINE = 0.125
 """Line height of a note in inches."""
 
 
-def say_beneath(figure: Figure, words: str) -> None:
+def add_note_below(figure: Figure, words: str) -> None:
     """Add a note below a figure and increase its height accordingly."""
-    lines = wrapped_to(words, figure)
+    lines = wrap_to_width(words, figure)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + _NOTE_LINE * (lines.count("\n") + 1))
     figure.supxlabel(lines, fontsize=7, color="0.35")
@@ -163,6 +163,6 @@ def sets_of(frame: pd.DataFrame) -> str:
     return f"mean of {len(names)} sets{f' of {shared}' if shared else ''}: {own}"
 
 
-def wrapped_to(words: str, figure: Figure) -> str:
+def wrap_to_width(words: str, figure: Figure) -> str:
     """Wrap text to the width of a figure."""
     return textwrap.fill(words, int(16 * figure.get_figwidth()), break_on_hyphens=False)

@@ -14,7 +14,7 @@ from recollect.data.sources.generated import is_generated
 from recollect.efsa.batch import number_texts
 from recollect.efsa.caption_file import captions_of
 from recollect.evaluation.retrieval import PoolCaptions
-from recollect.evaluation.tasks.retrieval import RetrievalTask, merged_tasks, retrieval_task, told_apart
+from recollect.evaluation.tasks.retrieval import RetrievalTask, merged_tasks, retrieval_task, with_distinct_names
 
 PoolKind = Literal["single", "merged"]
 
@@ -87,7 +87,7 @@ def open_pools(
     pools = []
     splits = [None if is_generated(spec) or "split=" in spec else split for spec in data]
     tasks = [retrieval_task(spec, split=own, columns=columns) for spec, own in zip(data, splits, strict=True)]
-    for spec, choice, own, task in zip(data, choices, splits, told_apart(data, tasks), strict=True):
+    for spec, choice, own, task in zip(data, choices, splits, with_distinct_names(data, tasks), strict=True):
         if choice is None:
             known = None
         elif choice in kinds:

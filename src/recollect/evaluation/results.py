@@ -95,18 +95,18 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
 
 
-def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[str, str]:
+def content_of(encoder: Encoder, *sources: Source, inputs: Any = None) -> dict[str, str]:
     """Return hashes of model, data and texts, as settings of a `Result`.
 
     Args:
         encoder: its fingerprint covers weights, transform and dtype.
         sources: their fingerprints cover every sample.
-        asked: texts and other inputs, if any.
+        inputs: texts and other inputs, if any.
     """
     data = "".join(str(source.fingerprint) for source in sources)
     parts = {"model_content": str(encoder.fingerprint).encode(), "data_content": data.encode()}
-    if asked is not None:
-        parts["texts_content"] = _canonical(asked)
+    if inputs is not None:
+        parts["texts_content"] = _canonical(inputs)
     return {name: hashlib.blake2b(text, digest_size=8).hexdigest() for name, text in parts.items()}
 
 

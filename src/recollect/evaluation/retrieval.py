@@ -15,7 +15,7 @@ from recollect.core.validation import check_choice
 from recollect.efsa.methods import SEARCH_METHODS, Method, SearchContext, TextSearch
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
-from recollect.efsa.rerank import FELL_BACK
+from recollect.efsa.rerank import FALLBACK
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
@@ -62,14 +62,14 @@ def retrieval(
     task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
     groups = _query_groups(task)
-    if not groups[DIRECTIONS[0]].asked.any():
+    if not groups[DIRECTIONS[0]].is_query.any():
         raise UserError(f"{task.name}: every picture is marked ambiguous, so there are no queries")
     ranks = streaming_ranks(images, texts, task.matches)
     rows: list[ResultRow] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
         rows += recall_rows("zero-shot", direction, found, groups[direction], depths)
     settings: dict[str, Any] = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
-    settings |= {"depths": list(depths)} | content_of(encoder, task.images, asked=_asked_content(task))
+    settings |= {"depths": list(depths)} | content_of(encoder, task.images, inputs=_query_content(task))
     return Result("retrieval", model, task.name, seed, rows, settings)
 
 
@@ -91,12 +91,12 @@ class QueryGroups:
     """Groups of the queries in one direction.
 
     Attributes:
-        asked: whether each text or image is a query.
+        is_query: whether each text or image is a query.
         sources: source of each query; the mean of domains weights sources equally.
         clusters: queries with the same number are about the same picture and resampled together.
     """
 
-    asked: Bool[np.ndarray, " n"]
+    is_query: Bool[np.ndarray, " n"]
     domains: Shaped[np.ndarray, " n"]
     sources: Shaped[np.ndarray, " n"]
     clusters: Shaped[np.ndarray, " n"]
@@ -108,20 +108,20 @@ def _query_groups(
     """Return the queries of each direction, with at most ``most`` texts of each domain, drawn at random."""
     ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
     certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
-    asked = certain & np.array([text not in reserved for text in task.texts])
+    is_query = certain & np.array([text not in reserved for text in task.texts])
     first = np.array([found[0] for found in task.matches])
     origins = np.array(task.images.source_names)
     text_domains = np.array(_text_domains(task, origins))
     if most is not None:
-        drawn = np.zeros_like(asked)
+        drawn = np.zeros_like(is_query)
         for domain in sorted(set(text_domains.tolist())):
-            rows = np.flatnonzero(asked & (text_domains == domain))
+            rows = np.flatnonzero(is_query & (text_domains == domain))
             drawn[numpy_generator("queries", 0, domain).permutation(rows)[:most]] = True
-        asked = drawn
+        is_query = drawn
     texts = np.arange(len(task.images)) - len(task.images)  # an image without a text is its own cluster
     for text, found in reversed(list(enumerate(task.matches))):
         texts[list(found)] = text
-    by_text = QueryGroups(asked, text_domains, origins[first], first)
+    by_text = QueryGroups(is_query, text_domains, origins[first], first)
     return dict(zip(DIRECTIONS, (by_text, QueryGroups(~ambiguous, domains, origins, texts)), strict=True))
 
 
@@ -142,10 +142,10 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
     ]
 
 
-def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None) -> list[int]:
+def query_indices(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None) -> list[int]:
     """Return the indices of the texts that `compare_methods` uses as queries."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
-    return np.flatnonzero(_query_groups(task, reserved, queries)[DIRECTIONS[0]].asked).tolist()
+    return np.flatnonzero(_query_groups(task, reserved, queries)[DIRECTIONS[0]].is_query).tolist()
 
 
 def recall_rows(
@@ -166,22 +166,22 @@ def recall_rows(
         groups: domain, source and picture of each query.
         baseline: ranks of the same queries by another method, to add the gain over it with interval and p-value.
     """
-    asked = groups.asked & (ranks != NO_RANK)
-    names = sorted(set(groups.domains[asked].tolist()))
+    is_query = groups.is_query & (ranks != NO_RANK)
+    names = sorted(set(groups.domains[is_query].tolist()))
     rows: list[ResultRow] = []
     for k in depths:
         every = ranks <= k
         before = None if baseline is None else baseline <= k
         key = {"method": method, "metric": "recall", "direction": direction}
         for name in [*names, "all"]:
-            selected = asked & ((groups.domains == name) if name != "all" else True)
+            selected = is_query & ((groups.domains == name) if name != "all" else True)
             clusters = groups.clusters[selected]
             row = {**key, "domain": name, "k": k, **_figures(every[selected], clusters)}
             if before is not None:
                 row |= _gain(every[selected], before[selected], clusters)
             rows.append(row)
         if len(names) > 1:
-            mean = _mean_of_domains(100.0 * every[asked], groups.domains[asked], groups.sources[asked])
+            mean = _mean_of_domains(100.0 * every[is_query], groups.domains[is_query], groups.sources[is_query])
             rows.append({**key, "domain": "mean of domains", "k": k, "value": mean})
     return rows
 
@@ -269,7 +269,7 @@ def compare_methods(
     index = source_index(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, index, comparison.episode, PixelCache(encoder.transform))
     groups = _query_groups(task, captions.reserved, comparison.queries)
-    texts = groups[DIRECTIONS[0]].asked
+    texts = groups[DIRECTIONS[0]].is_query
     if not texts.any():
         raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
     rows: list[ResultRow] = []
@@ -286,7 +286,7 @@ def compare_methods(
         for direction, ranks in found.items():
             rows += recall_rows(name, direction, ranks, groups[direction], comparison.depths, baseline.get(direction))
         rows += [{"method": name, "metric": metric, "value": value} for metric, value in cost.items()]
-        notes[name] = {"fell back": sum(any(note.endswith(FELL_BACK) for note in hits.notes) for hits in results)}
+        notes[name] = {"fell back": sum(any(note.endswith(FALLBACK) for note in hits.notes) for hits in results)}
         baseline = baseline or found
     settings: dict[str, Any] = {
         "images": len(task.images),
@@ -299,11 +299,11 @@ def compare_methods(
         "asked": [comparison.queries, 0],
     }
     learned = [captions.captions, sorted(captions.reserved)]
-    settings |= content_of(encoder, task.images, asked=[_asked_content(task), learned])
+    settings |= content_of(encoder, task.images, inputs=[_query_content(task), learned])
     return Result("retrieval", model, task.name, seed, rows, settings, notes={"methods": notes})
 
 
-def _asked_content(task: RetrievalTask) -> list[Any]:
+def _query_content(task: RetrievalTask) -> list[Any]:
     return [task.texts, task.matches, task.domains, task.ambiguous]
 
 

@@ -54,5 +54,5 @@ def zero_shot(
     if len(task.class_names) > _TOP:
         rows.append({"metric": "top-5", "value": _top_5(scores, query.labels)})
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
-    settings |= content_of(encoder, task.query, asked=class_prompts(task))
+    settings |= content_of(encoder, task.query, inputs=class_prompts(task))
     return Result("zero-shot", model, task.name, seed, rows, settings)

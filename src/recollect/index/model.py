@@ -158,7 +158,7 @@ def encoder_and_name(
     name = STARTER if model is None else str(model)
     encoder = load_model(name, device)
     if name == STARTER:
-        from recollect.models.starter.words import note_starter
+        from recollect.models.starter.words import cache_starter
 
-        note_starter(encoder)
+        cache_starter(encoder)
     return encoder, name

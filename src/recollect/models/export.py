@@ -92,7 +92,7 @@ def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
         UserError: the extra ``onnx`` is not installed, ``folder`` already exists, or a tower cannot be exported.
     """
     check_exportable(model)
-    with fresh_folder(folder, "exported model") as unfinished, at_rest(model):
+    with fresh_folder(folder, "exported model") as unfinished, cpu_eval_mode(model):
         write_image_graph(ImageTower(model), model, unfinished / IMAGE_FILE, ["embeddings"])
         write_text_graph(TextTower(model), unfinished / TEXT_FILE)
         write_record(model, unfinished, {})
@@ -100,7 +100,7 @@ def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
 
 
 @contextmanager
-def at_rest(model: DualEncoder) -> Iterator[None]:
+def cpu_eval_mode(model: DualEncoder) -> Iterator[None]:
     """Keep a model on the CPU in evaluation mode inside the block, then restore device and mode."""
     device, training = model.device, model.training
     model.to("cpu").eval()

@@ -42,12 +42,12 @@ class Preset(ABC):
 
     Attributes:
         summary: one-line description for help texts.
-        own_words: whether the text tower builds its own vocabulary instead of using a tokenizer.
+        own_vocabulary: whether the text tower builds its own vocabulary instead of using a tokenizer.
         recomputable: see `DualEncoder.recomputable`.
     """
 
     summary: str
-    own_words: ClassVar[bool] = False
+    own_vocabulary: ClassVar[bool] = False
     recomputable: ClassVar[tuple[Tower, ...]] = ()
 
     @abstractmethod

@@ -32,11 +32,11 @@ from recollect.objectives import ContextObjective, ContrastiveObjective, Objecti
 from recollect.training.adapted import AdaptedTowers, add_adapters
 from recollect.training.card import DUAL_ENCODER, Subject
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
-from recollect.training.checks import OBJECT, check_at_once, kind_errors, model_errors, warn_idle
+from recollect.training.checks import OBJECT, check_without_data, kind_errors, model_errors, warn_idle
 from recollect.training.locked import LockedSource, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
-from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
+from recollect.training.ranks import ProcessRanks, check_agreement, first_then_others
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[Inputs]]
@@ -93,7 +93,7 @@ def assemble_recipe(
         UserError: bad data, or a Python object of the recipe is missing.
     """
     data, needs = recipe.data, None if objective is None else objective.needs
-    check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
+    check_without_data(recipe, place, resumed=saved_model is not None, needs=needs)
     sources = open_sources(data, objects)
     files = [(spec, source) for (spec, _), source in zip(data.specs, sources, strict=True) if spec not in objects]
     names = distinct_names([spec for spec, _ in files], [source.name for _, source in files])
@@ -172,7 +172,7 @@ def _large_facts(source: Source) -> dict[str, str]:
     """Return digests of large files, whose content digest covers only parts: times and, if feasible, all bytes."""
     if not (files := source.sampled_files):
         return {}
-    whole = first_makes(partial(full_hash, files, source.name))
+    whole = first_then_others(partial(full_hash, files, source.name))
     return {WRITTEN: modification_hash(files)} | ({} if whole is None else {WHOLE_CONTENT: whole})
 
 
@@ -219,7 +219,7 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
         refuse(*model_errors(options, model))
     else:
         texts = None
-        tokenizer = None if PRESETS[options.start].own_words else options.tokenizer
+        tokenizer = None if PRESETS[options.start].own_vocabulary else options.tokenizer
         if tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MAX_TEXTS // len(sources))]
         model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
@@ -258,13 +258,13 @@ def lock_towers(
     views, share = recipe.model.views, recipe.data.broken_share
     # The first process embeds; other processes on its machine read the cached files.
     locked = tuple(
-        first_makes(partial(lock_source, model, source, views=views, crops=crops, broken_share=share))
+        first_then_others(partial(lock_source, model, source, views=views, crops=crops, broken_share=share))
         for source in sources
     )
     model.lock("image")
     texts = None
     if recipe.model.locked == "both":
-        texts = first_makes(partial(TextFeatures, model, locked))
+        texts = first_then_others(partial(TextFeatures, model, locked))
         model.lock("text")
     return LockedTowers(model, texts), locked
 

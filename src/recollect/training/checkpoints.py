@@ -151,11 +151,11 @@ def prune_checkpoints(folder: Path, keep: int, newest: Path | None = None) -> No
     kept = [path for path in existing if newest is None or path.name <= newest.name][-keep:]
     for path in existing:
         if path not in kept:
-            put_away(path)
+            rename_for_removal(path)
     remove_leftovers(folder)
 
 
-def put_away(path: Path) -> None:
+def rename_for_removal(path: Path) -> None:
     """Rename a folder for `remove_leftovers`, so an interrupted removal leaves no partial folder under its name."""
     if path.exists():
         path.rename(path.with_name(f".{path.name}.tmp"))

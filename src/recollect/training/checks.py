@@ -27,7 +27,7 @@ _Conditions = Iterator[tuple[bool, str]]
 """Pairs of a condition and the message if it is true."""
 
 
-def check_at_once(
+def check_without_data(
     recipe: Recipe, place: ProcessRanks | None, *, resumed: bool, needs: Collection[str] | None = None
 ) -> None:
     """Run the checks that need no open data or model.
@@ -97,7 +97,7 @@ def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Conditions:
     words = f"--checkpoint-activations: no transformer layers of {options.start} are trained"
     yield recipe.checkpoint_activations and none_learn, words
     yield options.width != Model().width and options.text is None, "--model.width: it is only for --model.text"
-    own = options.start not in PRESETS or PRESETS[options.start].own_words
+    own = options.start not in PRESETS or PRESETS[options.start].own_vocabulary
     yield options.tokenizer is not None and own, f"--model.tokenizer: {options.start} has its own"
 
 

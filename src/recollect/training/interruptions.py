@@ -18,7 +18,7 @@ _CONTINUE = "Run the same command with --resume to continue from the last checkp
 
 
 @contextmanager
-def in_one_line(where: str) -> Iterator[None]:
+def one_line_errors(where: str) -> Iterator[None]:
     """Convert out-of-memory errors, killed workers and lost processes into one line that says what to do.
 
     Raises:

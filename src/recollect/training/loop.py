@@ -23,11 +23,11 @@ from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
-from recollect.training.interruptions import StopRequest, in_one_line, stop_requests
+from recollect.training.interruptions import StopRequest, one_line_errors, stop_requests
 from recollect.training.optimizer import Averages, build_optimizer, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
-from recollect.training.ranks import ProcessRanks, first_decides, ranks, share_from_first, total, wait_for_all
+from recollect.training.ranks import ProcessRanks, broadcast_weights, ranks, result_of_first, total, wait_for_all
 from recollect.training.run_folder import (
     Metrics,
     as_json,
@@ -111,21 +111,21 @@ def train(
     check_trackers(trackers)
     with (
         ranks(device) as place,
-        in_one_line(str(out)),
+        one_line_errors(str(out)),
         tensor_cores(recipe.precision),
         ExitStack() as held,
     ):
-        if first_decides(lambda: _may_start(out, recipe, resume, held)):
+        if result_of_first(lambda: _may_start(out, recipe, resume, held)):
             return out / "model"
-        name = first_decides(lambda: _last_checkpoint(out, recipe))
+        name = result_of_first(lambda: _last_checkpoint(out, recipe))
         last = out / "checkpoints" / name if name else None
         parts = assemble(recipe, place, last / "model" if last else None)
         if last:
-            first_decides(partial(check_data, last, parts.data))
+            result_of_first(partial(check_data, last, parts.data))
         wait_for_all()  # all processes read the folder before the first one writes to it
         if place.first:
             held.enter_context(leaves_no_failed_start(out))
-        first_decides(lambda: prepare_run_folder(out, recipe, last))
+        result_of_first(lambda: prepare_run_folder(out, recipe, last))
         run = _Run(recipe, out, parts, place, last, hooks, trackers)
         if run.metrics:
             held.callback(run.metrics.close)
@@ -182,7 +182,7 @@ class _Run:
         self.recipe, self.out, self.place, self.parts, self.hooks = recipe, out, place, parts, hooks
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()
-        share_from_first((self.model, self.objective))
+        broadcast_weights((self.model, self.objective))
         if recipe.shard_weights and place.size > 1:
             shard_weights(self.model)
         self.optimizer = build_optimizer(self.model, self.objective, recipe.optimizer)
@@ -207,7 +207,7 @@ class _Run:
         """Run the remaining steps, then write the model."""
         size, steps = self.recipe.batch_size, self.recipe.steps
         done = self.state.step * size
-        if done and first_decides(self.was_not_measured):
+        if done and result_of_first(self.evaluation_pending):
             self.measure(request)
             if not self.measured:
                 self.leave(request)
@@ -226,14 +226,14 @@ class _Run:
                 if stop and (self.state.step < steps or not self.measured):
                     self.leave(request)
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
-            first_decides(self.write_model)
+            result_of_first(self.write_model)
 
     def due(self) -> list[Hook]:
         """Return the hooks due at this step."""
         step = self.state.step
         return [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
 
-    def was_not_measured(self) -> bool:
+    def evaluation_pending(self) -> bool:
         """Return whether the run stopped before evaluating the step it resumes from."""
         assert self.metrics is not None, "the first process has the metrics"
         return bool(self.due()) and self.metrics.measured < self.state.step
@@ -246,7 +246,7 @@ class _Run:
         began, failed = time.perf_counter(), None
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
             try:
-                self.measured = first_decides(lambda: self.write_figures(due, request))
+                self.measured = result_of_first(lambda: self.write_figures(due, request))
             except Exception as error:  # raised in every process
                 failed = error
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
@@ -343,7 +343,7 @@ class _Run:
             return
         tensors = checkpoints.training_tensors(self.objective, self.optimizer, self.averages, kept=self.place.first)
         with whole_weights(self.model):
-            first_decides(lambda: self.write_checkpoint(tensors))
+            result_of_first(lambda: self.write_checkpoint(tensors))
         self.saved = self.state.step
 
     def write_checkpoint(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -158,7 +158,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         handle.wait()
 
 
-def first_decides(decide: Callable[[], Decision]) -> Decision:
+def result_of_first(decide: Callable[[], Decision]) -> Decision:
     """Run ``decide`` in the first process and return its result, or raise its error, in all processes.
 
     Raises:
@@ -187,14 +187,14 @@ def _message(error: Exception) -> str:
     return f"the first process of this run failed: {type(error).__name__}: {one_line(error)}"
 
 
-def first_makes(make: Callable[[], Decision]) -> Decision:
+def first_then_others(make: Callable[[], Decision]) -> Decision:
     """Run ``make`` in the first process, then in the others, which find its files on disk.
 
     Raises:
-        UserError: see `first_decides`.
+        UserError: see `result_of_first`.
     """
     results: list[Decision] = []
-    first_decides(lambda: results.append(make()))
+    result_of_first(lambda: results.append(make()))
     return results[0] if results else make()
 
 
@@ -217,7 +217,7 @@ def check_agreement(held: Mapping[str, str]) -> None:
             refuse((other.get(name) != value, f"{differ}. Copy the same files to every machine."))
 
 
-def share_from_first(modules: Iterable[object]) -> None:
+def broadcast_weights(modules: Iterable[object]) -> None:
     """Broadcast the first process's weights, since other machines may round differently."""
     if in_parallel():
         for module in modules:

@@ -19,8 +19,8 @@ from recollect.training.checkpoints import (
     WRITTEN,
     Facts,
     prune_checkpoints,
-    put_away,
     remove_leftovers,
+    rename_for_removal,
 )
 from recollect.training.trackers import MetricsTracker
 
@@ -164,7 +164,7 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
         follows = "; the learning rate schedule now follows the new length" if name == "steps" else ""
         note(f"{out}: continues with {name.replace('_', '-')} {now} (was {then}){follows}")
     if "steps" in changes:
-        put_away(out / "model")  # before writing the new number of steps
+        rename_for_removal(out / "model")  # before writing the new number of steps
         remove_leftovers(out)
     if changes or not file.exists():
         write_json(file, as_json(recipe))  # first, since this file marks the folder as a run

@@ -18,7 +18,7 @@ from recollect.core.types import Encoder, caption_prefix
 from recollect.index import Index, Record
 from recollect.index.model import encoder_and_name
 from recollect.models.pretrained import STARTER
-from recollect.models.starter.words import noted_fingerprint, starter_words
+from recollect.models.starter.words import cached_fingerprint, starter_words
 from recollect.web.folder import open_folder, pictures_in
 
 try:
@@ -189,7 +189,7 @@ def serve(
 
 def _model_of_folder(model: Encoder | str | None) -> tuple[Record, Encoder | None]:
     """Return the model's record for a new index, and the model; None to open the starter on first use, if possible."""
-    if model is None and (words := starter_words(known := noted_fingerprint())) is not None:
+    if model is None and (words := starter_words(known := cached_fingerprint())) is not None:
         return Record(words.width, str(known), STARTER, caption_prefix(words)), None
     encoder, name = encoder_and_name(model)
     return Record(encoder.width, encoder.fingerprint, name, caption_prefix(encoder)), encoder

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.teaching import ClassifierModel, Support, class_prompts_of, not_of_pixels
+from recollect.classifiers.teaching import ClassifierModel, Support, class_prompts_of, non_pixel_digest
 from recollect.classifiers.texts import learned_scale, prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
@@ -90,7 +90,7 @@ class Sorting:
             view.vectors[[view.row_of[id] for id in ids]],
             np.array([names.index(name) for _, name in known], dtype=np.int64),
             ids,
-            tuple(id if _DIGEST.fullmatch(id) else not_of_pixels(id) for id in ids),
+            tuple(id if _DIGEST.fullmatch(id) else non_pixel_digest(id) for id in ids),
         )
         index = self.library.index
         encoder = index.encoder

@@ -24,7 +24,7 @@ _COUNTS: dict[Any, Callable[..., int]] = {
 }
 
 
-class Meter(TensorMemory):
+class CostMeter(TensorMemory):
     """Context manager that counts multiplications and memory.
 
     Attributes:
@@ -54,7 +54,7 @@ def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8)
     because counting is slow.
     """
     results, cost = timed(search, queries, k)
-    with Meter() as meter:
+    with CostMeter() as meter:
         search(queries[:probe], k)
     count = max(1, len(queries[:probe]))
     products = {

@@ -15,7 +15,7 @@ from recollect.efsa.rerank import EpisodeReranker
 from recollect.evaluation import plots
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Summary
-from recollect.evaluation.retrieval import asked_texts, first_match
+from recollect.evaluation.retrieval import first_match, query_indices
 from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect.index import Hits
 from recollect.index.source import source_index
@@ -78,7 +78,7 @@ def answered(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list
         task, captions = pool.task, pool.captions.captions if pool.captions is not None else None
         features = image_features(encoder, task.images, FeatureCache(options.out / "features")).images
         index = source_index(encoder, task.images, captions, features)
-        texts = asked_texts(task, pool.captions, where.queries)
+        texts = query_indices(task, pool.captions, where.queries)
         queries = [task.texts[text] for text in texts]
         before = after = index.search_many(queries, episode.k)
         if "episode" in search.methods:
@@ -132,7 +132,7 @@ def _note_models(figure: Figure, found: Measurements) -> None:
     """Add a note on the error bars below a figure."""
     arm = {"arm": found.context["arms"][0]} if "arms" in found.context else {}
     count = summary_at(found, "zero-shot", AVERAGE, DEPTHS[0], **arm).count
-    plots.say_beneath(figure, f"bars: std over {count} base models" if count > 1 else "one base model")
+    plots.add_note_below(figure, f"bars: std over {count} base models" if count > 1 else "one base model")
 
 
 # --- The paper's figures ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recollect.core.types import caption_prefix
 from recollect.efsa.batch import EpisodeBatch, Reranked
-from recollect.efsa.episodes import MIN_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
+from recollect.efsa.episodes import MIN_PAIRS, as_reranked, contrast_scale, embed_episode_queries, similarities
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
@@ -88,7 +88,7 @@ class OneAtATime:
     @torch.no_grad()
     def _scores(self, batch: EpisodeBatch) -> Float[Tensor, "one k"]:
         images = self._encode_images(batch.pixels[batch.images[0].clamp(min=0)])
-        return similarities(images[None], embed_asked(self._copy, batch))
+        return similarities(images[None], embed_episode_queries(self._copy, batch))
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self._copy.encode_images(pixels.to(self._copy.device, self._copy.dtype))

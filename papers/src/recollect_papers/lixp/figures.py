@@ -23,7 +23,7 @@ from recollect_papers.lixp.world import (
     main_setting,
     notes_of,
     run_arms,
-    seeds_of,
+    seed_count,
 )
 from recollect_papers.measurements import Measurements
 from recollect_papers.plots import error_line
@@ -56,7 +56,7 @@ def _measure_pair(
     classes = {
         name: every.at({"arm": next(iter(arms)), "set": name, "measure": "classes"}) for name in every.context["sets"]
     }
-    more = {"pair": list(arms), "methods": list(methods), "seeds": seeds_of(options)}
+    more = {"pair": list(arms), "methods": list(methods), "seeds": seed_count(options)}
     more["classes"] = {name: int(next(iter(count.values()))) for name, count in classes.items()}
     found = Measurements({**every.context, **more})
     fewest = every.context["shots"] if most else 1
@@ -121,8 +121,8 @@ def _draw_3(found: Measurements) -> Figure:
     axis.set_ylabel(f"gain at {found.context['shots']} shots (points)")
     axis.margins(y=0.15)
     frame = _frame(found)
-    spread = plots.seeds_of(frame, "whiskers: std over {} training seeds, paired")
-    plots.say_beneath(figure, f"{plots.sets_of(frame)}; {spread}")
+    spread = plots.seeds_note(frame, "whiskers: std over {} training seeds, paired")
+    plots.add_note_below(figure, f"{plots.sets_of(frame)}; {spread}")
     figure.legend(loc="outside upper right", frameon=False)
     return figure
 
@@ -165,7 +165,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     setting = main_setting(options)
     evaluation = evaluation_of(options, (_TIP,))
     found = run_arms(options, {"SigLIP": setting.base}, evaluation)
-    first = with_seeds({"SigLIP": setting.base}, seeds_of(options), evaluation)
+    first = with_seeds({"SigLIP": setting.base}, seed_count(options), evaluation)
     later = [job for done in first for job in _post_training(done, setting, options, evaluation)]
     found.take(run(later, options.out, options.workers))
     notes = [*notes_of(options)[:1], f"paper: {paper_quote('lixp', 'figure-4')}"]

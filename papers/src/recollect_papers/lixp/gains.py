@@ -59,7 +59,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
         axis.annotate(name, (row.examples, height), (4, -2), textcoords="offset points", fontsize=6,
                       bbox={"fc": "white", "ec": "none", "pad": 0.3, "alpha": 0.8})  # fmt: skip
     named = f"{plots.METHOD_NAMES.get(method, method)}, {shots} shots: {model} over {baseline}"
-    figure.suptitle(plots.wrapped_to(named, figure), fontsize=8)
+    figure.suptitle(plots.wrap_to_width(named, figure), fontsize=8)
     try:
         fit = log_linear_fit(table["examples"].to_numpy(), table["relative_gain"].to_numpy())
     except ValueError as error:

@@ -11,7 +11,7 @@ from recollect.evaluation.plots import METHOD_NAMES
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES
 from recollect_papers.engine import Column, Row, TableForm, TableStudy, printed
-from recollect_papers.lixp.world import LixpWorld, seeds_of, settings
+from recollect_papers.lixp.world import LixpWorld, seed_count, settings
 from recollect_papers.measurements import Measurements
 from recollect_papers.runs import Job, StudyEvaluation, StudyTuning, run
 from recollect_papers.study import Scale, StudyOptions, StudyTable, over
@@ -100,7 +100,7 @@ def _evaluations(options: StudyOptions, teacher: Recipe) -> dict[str, StudyEvalu
 def _measure(options: StudyOptions) -> Measurements:
     setting, teacher = _pair(options)
     evaluations, recipes = _evaluations(options, teacher), {_PLAIN: setting.base, _CONTEXT: setting.context()}
-    seeds = range(seeds_of(options))
+    seeds = range(seed_count(options))
     jobs = [Job(name, replace(recipes[name], seed=seed), evaluations[name]) for seed in seeds for name in recipes]
     found = run(jobs, options.out, options.workers)
     found.context = {
@@ -126,7 +126,7 @@ def _notes(options: StudyOptions) -> list[str]:
         if effort < 1:
             notes.append(f"prompt learners take {effort:.1%} of the published steps, at least one pass over the shots")
         notes.append("the paper's columns are different data sets: compare directions only")
-    return [*notes, over(seeds_of(options), "training seed"), "paper: as printed there"]
+    return [*notes, over(seed_count(options), "training seed"), "paper: as printed there"]
 
 
 def _form(found: Measurements) -> tuple[Sequence[StudyTable], Sequence[str]]:

@@ -115,14 +115,14 @@ def evaluation_of(options: StudyOptions, methods: Sequence[str], suite: str = "l
     return StudyEvaluation(world, world, methods=tuple(methods), shots=SHOTS)
 
 
-def seeds_of(options: StudyOptions) -> int:
+def seed_count(options: StudyOptions) -> int:
     """Return the number of training seeds."""
     return options.seeds or {"smoke": 2, "small": 3, "full": 1}[options.scale]
 
 
 def run_arms(options: StudyOptions, arms: Mapping[str, Recipe], evaluation: StudyEvaluation) -> Measurements:
     """Train and measure every arm with every seed, and add the context that tables need."""
-    found = run(with_seeds(arms, seeds_of(options), evaluation), options.out, options.workers)
+    found = run(with_seeds(arms, seed_count(options), evaluation), options.out, options.workers)
     sets = found.names("set", measure="accuracy")
     notes = notes_of(options)
     if options.scale == "full":
@@ -145,6 +145,6 @@ def by_name(found: Measurements) -> FigureAddress:
 
 def notes_of(options: StudyOptions) -> list[str]:
     """Return the notes below every table."""
-    count = seeds_of(options)
+    count = seed_count(options)
     gains = "gains are paired by seed" if count > 1 else "gains are of the same seed"
     return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]

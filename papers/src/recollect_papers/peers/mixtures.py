@@ -103,7 +103,7 @@ class GaussianDiscriminant(Mixture):
         return self.scale * queries @ self.texts_.T, queries @ self.coef_.T + self.intercept_
 
     def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        if not plan.one_by_one:
+        if not plan.leave_one_out:
             return super()._held_out_pair(support, labels, plan)
         base = self.scale * self._text_similarity(support, labels, plan)
         return base, _discriminant_left_out(support, labels, plan).astype(support.dtype)

@@ -87,7 +87,7 @@ class TipX(EmbeddingClassifier):
 
     def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
         held = plan.rows[rows]
-        if plan.one_by_one:  # only the row itself is held out, whose divergence is 0
+        if plan.leave_one_out:  # only the row itself is held out, whose divergence is 0
             sums = self._likeness_sums(support[held])
             sums[np.arange(len(held)), labels[held]] -= self._psi(0.0)
         else:

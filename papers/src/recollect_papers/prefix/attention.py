@@ -18,7 +18,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.plots import new_figure
 from recollect.models.transformers.encoder import TransformersEncoder
-from recollect.models.transformers.families import OLD_END, pooling
+from recollect.models.transformers.families import LEGACY_END_ID, pooling
 from recollect_papers.towers.small import SmallEncoder, TextAttention
 
 PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "caption prefix", None: "no prefix"}
@@ -123,7 +123,7 @@ def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"
     how = pooling(config)
     if how == "end":
         end = config.text_config.eos_token_id
-        return (ids if end == OLD_END else (ids == end).int()).argmax(dim=1)
+        return (ids if end == LEGACY_END_ID else (ids == end).int()).argmax(dim=1)
     return torch.full((len(ids),), ids.shape[1] - 1 if how == "last" else 0, device=ids.device)
 
 

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from recollect.core.seeding import numpy_generator
 from recollect.evaluation.features import class_prompts, class_text_features, image_features
-from recollect.evaluation.plots import LINE_COLORS, new_figure, say_beneath
+from recollect.evaluation.plots import LINE_COLORS, add_note_below, new_figure
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.index import By, Index, Picture
@@ -113,7 +113,7 @@ def additional_training(
         axis.legend(frameon=False, fontsize=6.5)
         axis.set_ylabel(f"top-1 (%), {what}")
     count = training["model alone"].count
-    say_beneath(figure, f"bars: std over {count} seeds of model and fusion" if count > 1 else "one seed")
+    add_note_below(figure, f"bars: std over {count} seeds of model and fusion" if count > 1 else "one seed")
     return figure
 
 

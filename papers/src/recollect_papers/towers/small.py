@@ -65,7 +65,7 @@ class SmallTowers(Preset):
     longest: int = 32
     channels: int = 48
     width: int = 256
-    own_words = True
+    own_vocabulary = True
 
     def encoder(
         self,

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from scipy.special import expit, logit
 
 from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickFit
-from recollect.classifiers.heads.trust import enough_to_tell
+from recollect.classifiers.heads.trust import can_report
 from recollect.core.ordering import stable_argsort
 
 
@@ -41,7 +41,7 @@ class ClickCutOff:
     @property
     def enough_clicks(self) -> bool:
         """Whether there are enough clicks to report precision and coverage."""
-        return enough_to_tell(self.clicks)
+        return can_report(self.clicks)
 
 
 def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[float, float]:

@@ -365,7 +365,7 @@ def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosin
     counts = np.bincount(labels).astype(support.dtype)
     sums = class_means(support, labels, len(counts)) * counts[:, None]
     held, own = support[plan.rows], plan.held_labels
-    if not plan.one_by_one:
+    if not plan.leave_one_out:
 
         def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
             means = class_means(support[learn], labels[learn], len(counts))

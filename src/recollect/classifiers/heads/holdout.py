@@ -30,13 +30,13 @@ class HoldOut:
         labels: (examples,), 0…C - 1; every class occurs.
         rows: (held,), indices of the held-out examples; empty if every class has a single example.
         turn: (examples,), position of each example in a random order of its class.
-        one_by_one: each example is held out alone; otherwise together with those of the same turn.
+        leave_one_out: each example is held out alone; otherwise together with those of the same turn.
     """
 
     labels: np.ndarray
     rows: np.ndarray
     turn: np.ndarray
-    one_by_one: bool = True
+    leave_one_out: bool = True
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "HoldOut":
@@ -60,7 +60,7 @@ class HoldOut:
         if len(self.rows) <= most:
             return self
         order = np.lexsort((self.labels[self.rows], self.turn[self.rows]))
-        return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one)
+        return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.leave_one_out)
 
     def kept(self, rows: np.ndarray) -> np.ndarray:
         """Return the share of each class's examples that remains while each of ``rows`` is held out: (rows, classes).
@@ -69,7 +69,7 @@ class HoldOut:
         if no example remains, since the sum is 0 anyway.
         """
         share = np.ones((len(rows), len(self.counts)))
-        if self.one_by_one:
+        if self.leave_one_out:
             share[np.arange(len(rows)), self.labels[rows]] -= 1 / self.counts[self.labels[rows]]
             return share
         absent = self.turn[rows][:, None] < np.where(self.counts > 1, self.counts, 0)[None, :]
@@ -77,7 +77,7 @@ class HoldOut:
 
     def absent(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return index pairs (i, j): example j is held out while ``rows[i]`` is scored."""
-        if self.one_by_one:
+        if self.leave_one_out:
             return np.arange(len(rows)), rows
         same = self.turn[rows][:, None] == self.turn[None, :]
         same &= (self.counts > 1)[self.labels][None, :]
@@ -93,7 +93,7 @@ class HoldOut:
         several = (self.counts > 1)[self.labels]
         held = np.zeros(len(self.labels), dtype=bool)
         held[self.rows] = True
-        fold = self.turn % FOLDS if self.one_by_one else self.turn
+        fold = self.turn % FOLDS if self.leave_one_out else self.turn
         for number in range(int(fold.max()) + 1):
             choose = (fold == number) & several
             if (choose & held).any():

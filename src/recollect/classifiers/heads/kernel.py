@@ -79,7 +79,7 @@ def ridge_path(
     Yields:
         For each ridge the predictions of the rows ``plan.rows``.
     """
-    if plan.one_by_one:
+    if plan.leave_one_out:
         yield from _path(targets, np.arange(len(targets.labels)), plan.rows, bandwidth, ridges, features, alone=True)
         return
     parts: list[list[Predictions]] = []
@@ -199,7 +199,7 @@ class ExactRidge:
 
         ``(A^-1 R)_i / (A^-1)_ii`` one by one, ``((A^-1)_BB)^-1 (A^-1 R)_B`` for a group held out together.
         """
-        if plan.one_by_one:
+        if plan.leave_one_out:
             return coefficients[plan.rows] / np.diag(self.inverse)[plan.rows, None]
 
         def errors(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ def choose_method(
     return name, taught[name], accuracies
 
 
-def by_names(texts: np.ndarray, scale: float) -> EmbeddingClassifier:
+def text_classifier(texts: np.ndarray, scale: float) -> EmbeddingClassifier:
     """Return a classifier by the nearest class text, at the model's own temperature."""
     estimator = ZeroShotClassifier(texts).fit_checked(texts, np.arange(len(texts)))
     estimator.temperature_ = 1.0 / scale

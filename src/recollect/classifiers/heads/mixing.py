@@ -64,10 +64,10 @@ def best_weight(
         base, extra: scores (n, classes), at least one row.
         labels: class indices (n,).
     """
-    return best_of_intervals(*correct_interval(base, extra, labels), bounds)
+    return best_weight_of_intervals(*correct_interval(base, extra, labels), bounds)
 
 
-def best_of_intervals(
+def best_weight_of_intervals(
     lower: np.ndarray, upper: np.ndarray, bounds: tuple[float, float] = (0.0, np.inf)
 ) -> tuple[float, float]:
     """Compute `best_weight` from the intervals (n,) of `correct_interval`, which can be computed in blocks."""

@@ -10,7 +10,7 @@ import torch
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
-from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
+from recollect.classifiers.heads.mixing import best_weight_of_intervals, correct_interval
 from recollect.core.threads import one_thread
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
@@ -185,7 +185,7 @@ def best_mixture(
             lower[place, rows], upper[place, rows] = correct_interval(base, extra, labels[rows])
     best = Choice(-1.0, 1.0, parameters[0])
     for low, high, values in zip(lower, upper, parameters, strict=True):
-        weight, right = best_of_intervals(low, high, bounds)
+        weight, right = best_weight_of_intervals(low, high, bounds)
         if right > best.right:
             best = Choice(right, weight, values)
     return best

@@ -20,19 +20,19 @@ TOO_FEW_EXAMPLES = "too few examples to tell"
 """Shown in every interface instead of a figure measured on too few examples."""
 
 
-def enough_to_tell(examples: int) -> bool:
+def can_report(examples: int) -> bool:
     """Return whether to show a share measured on this many examples; otherwise show `TOO_FEW_EXAMPLES`."""
     return examples >= MIN_EXAMPLES
 
 
-def share_text(share: float | None, examples: int) -> str:
+def format_share(share: float | None, examples: int) -> str:
     """Format a share, as in ``87.5 % of 24``, or return `TOO_FEW_EXAMPLES`.
 
     Args:
         share: between 0 and 1; None if not measured.
         examples: number of examples it was measured on.
     """
-    if share is None or not enough_to_tell(examples):
+    if share is None or not can_report(examples):
         return TOO_FEW_EXAMPLES
     return f"{100 * share:.1f} % of {examples}"
 
@@ -75,7 +75,7 @@ def held_out_check(
         The measured quality, or None with too few examples.
     """
     several = (np.bincount(labels) > 1)[labels]
-    if not enough_to_tell(int(several.sum())):
+    if not can_report(int(several.sum())):
         return None
     fold = turns(labels) % (8 if len(labels) <= MANY_EXAMPLES else 4)
     parts, own, learned = [], [], 0
@@ -176,9 +176,7 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
     rank = max(1, math.floor(UNKNOWN_RATE * (count + 1)))
     threshold = float(np.sort(known)[rank - 1])
     means = unit_or_zero(class_means(features, labels, classes)).astype(features.dtype)
-    if not enough_to_tell(count):
+    if not can_report(count):
         return UnknownRule(means, threshold)
-    accepted = (
-        float((others[several] >= threshold).mean()) if classes > 2 and enough_to_tell(int(several.sum())) else None
-    )
+    accepted = float((others[several] >= threshold).mean()) if classes > 2 and can_report(int(several.sum())) else None
     return UnknownRule(means, threshold, rank / (count + 1), accepted)

@@ -59,7 +59,7 @@ class _Voting(EmbeddingClassifier):
         return votes
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        if not plan.one_by_one:
+        if not plan.leave_one_out:
             return super()._held_out(support, labels, plan)
         scores = np.empty((len(plan.rows), len(self.classes_)))
         for start in range(0, len(scores), _HELD_BLOCK):

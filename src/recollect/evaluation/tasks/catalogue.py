@@ -123,7 +123,7 @@ def captioned_specs(
     """
     suites = _read("captioned.json")["suites"]
     rows = suites[check_choice(name, suites, "suite of captioned data sets")]["entries"]
-    places = own_copies(copies, [row["set"] for row in rows])
+    places = parse_copies(copies, [row["set"] for row in rows])
     found, left_out = [], []
     for row in rows:
         try:
@@ -145,7 +145,7 @@ def _captioned_address(row: Mapping[str, Any], place: str | None) -> str:
     return place if "split=" in place else f"{place}{'&' if '?' in place else '?'}split={row['split']}"
 
 
-def own_copies(copies: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def parse_copies(copies: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Parse ``NAME=SOURCE`` into sources by name.
 
     Raises:

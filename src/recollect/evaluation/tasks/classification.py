@@ -175,7 +175,7 @@ def _parts(spec: str, requested: Division, columns: Columns | None) -> tuple[Sou
             )
         return support, query
     whole = sources.open_source(spec, split=division.within, kind="label", columns=columns)
-    tested = tested_rows(whole.labels, whole.class_names, division)
+    tested = tested_mask(whole.labels, whole.class_names, division)
     if not tested.any():
         raise UserError(f"{spec}: split '{division.within}' has one image per class; a class needs two")
     if requested.within is None and sources.split_of(spec) is None:
@@ -221,7 +221,7 @@ def _query_split(spec: str, columns: Columns | None) -> str:
     )
 
 
-def tested_rows(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
+def tested_mask(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
     """Return a mask of the tested share of every class; the draw of a class does not depend on other classes."""
     tested = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels[labels != NO_LABEL]):

@@ -11,7 +11,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.address import distinct_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
-from recollect.evaluation.tasks.catalogue import own_copies
+from recollect.evaluation.tasks.catalogue import parse_copies
 from recollect.evaluation.tasks.catalogue import suite as suite_entries
 from recollect.evaluation.tasks.classification import (
     RENAMED,
@@ -100,7 +100,7 @@ def _open_suite(
     name: str, copies: Sequence[str], templates: tuple[str, ...]
 ) -> tuple[list[ClassificationTask], list[str]]:
     entries = suite_entries(name)
-    places = own_copies(copies, [entry.name for entry in entries])
+    places = parse_copies(copies, [entry.name for entry in entries])
     tasks: list[ClassificationTask] = []
     left_out = []
     for entry in entries:

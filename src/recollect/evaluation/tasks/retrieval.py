@@ -44,7 +44,7 @@ def retrieval_task(
         UserError: no such source or split, or no captions.
     """
     specs = [specs] if isinstance(specs, str) else list(specs)
-    task = merged_tasks(told_apart(specs, [_opened(spec, split, columns) for spec in specs]))
+    task = merged_tasks(with_distinct_names(specs, [_opened(spec, split, columns) for spec in specs]))
     if not task.texts:
         raise UserError(f"{task.name}: no captions. Name their column with --caption-column.")
     return replace(task, name=name or task.name)
@@ -76,7 +76,7 @@ def _domain(value: object, source: str) -> str:
     return f"domain {name}" if name in ("all", "mean of domains") else name
 
 
-def told_apart(specs: Sequence[str], tasks: Sequence[RetrievalTask]) -> list[RetrievalTask]:
+def with_distinct_names(specs: Sequence[str], tasks: Sequence[RetrievalTask]) -> list[RetrievalTask]:
     """Give the tasks distinct names, so their domains differ."""
     named = []
     for task, name in zip(tasks, distinct_names(specs, [task.name for task in tasks]), strict=True):

@@ -106,15 +106,15 @@ class StarterWords:
 def starter_words(fingerprint: str | None) -> StarterWords | None:
     """Return the starter's text side if ``fingerprint`` is that of the installed starter.
 
-    Return None otherwise, and if the starter's fingerprint is not cached yet (`note_starter`) or a package is missing.
+    Return None otherwise, and if the starter's fingerprint is not cached yet (`cache_starter`) or a package is missing.
     """
     try:
-        return StarterWords() if fingerprint and noted_fingerprint() == fingerprint else None
+        return StarterWords() if fingerprint and cached_fingerprint() == fingerprint else None
     except (UserError, OSError, ValueError, KeyError):
         return None
 
 
-def noted_fingerprint() -> str | None:
+def cached_fingerprint() -> str | None:
     """Return the starter's fingerprint if it is cached."""
     try:
         file = _note_file()
@@ -123,7 +123,7 @@ def noted_fingerprint() -> str | None:
         return None
 
 
-def note_starter(encoder: Encoder) -> None:
+def cache_starter(encoder: Encoder) -> None:
     """Cache the starter's fingerprint for `starter_words`, which cannot compute it without PyTorch."""
     file = _note_file()
     if not file.exists():

@@ -20,7 +20,7 @@ from recollect.data.transforms import patch_grid
 Pooling = Literal["end", "last", "first"]
 
 # With this end token id, stored by CLIP checkpoints from before transformers 4.31, a text is pooled at its largest id.
-OLD_END = 2
+LEGACY_END_ID = 2
 
 _OFFSET_POSITIONS = re.compile(".*roberta|altclip")  # text towers whose positions start at the padding id + 1
 
@@ -146,7 +146,7 @@ def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers
     config = model.config.text_config
     if pooling(model.config) != "end":
         return
-    if tokenizer.eos_token_id in (None, OLD_END):
+    if tokenizer.eos_token_id in (None, LEGACY_END_ID):
         raise UserError(
             f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower does not support. "
             "Use a tokenizer whose end token has another id."
