@@ -386,7 +386,7 @@ def test_readers_never_see_a_partial_save_by_either_of_two_processes(folders):
         writer.start()
     seen = set()
     while any(writer.is_alive() for writer in writers):
-        seen.add(Classifier.load(folders / "saved").asked)
+        seen.add(Classifier.load(folders / "saved").requested_method)
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0

@@ -40,7 +40,7 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def store(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "WAITS", (0.01, 0.01))
+    monkeypatch.setattr(remote, "RETRY_SECONDS", (0.01, 0.01))
     with serving(shards) as web:
         web.specs = {
             "tar": f"{web.address}/s-{{00..59}}.tar?stream=yes",

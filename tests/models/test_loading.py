@@ -262,7 +262,7 @@ def test_an_unresponsive_hub_is_queried_only_a_few_times(tmp_path):
     """The server accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = (
-            "from recollect.models import hub, load_model; hub.SECONDS = 0.3\n"
+            "from recollect.models import hub, load_model; hub.TIMEOUT_SECONDS = 0.3\n"
             "from recollect.data.sources import files; files._HUB_SECONDS = 0.3\n"
             "for open_it, name in (load_model, 'MODLE'), (load_model, 'runs/none'), (files.open_tables, 'no/set'):\n"
             "    try: open_it(name)\n"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
 from recollect.web.label_store import LabelStore
-from recollect.web.server import end_in_time
+from recollect.web.server import exit_after_timeout
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_server_stops_soon_despite_a_long_request(patience, signals):
     process = os.fork()
     if not process:
         server = SimpleNamespace(handle_exit=lambda number, frame: None)
-        end_in_time(server, patience)
+        exit_after_timeout(server, patience)
         signal.signal(signal.SIGINT, server.handle_exit)
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGINT)

@@ -24,7 +24,7 @@ from recollect.classifiers.heads.trust import (
     unknown_rule,
 )
 from recollect.classifiers.pictures import Examples
-from recollect.classifiers.teaching import ClassifierModel, Support, extended
+from recollect.classifiers.teaching import ClassifierModel, Support, with_examples
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError, user_errors
 from recollect.core.paths import expanduser, resolve_stored
@@ -49,7 +49,7 @@ class Classifier:
         classes: class names, sorted.
         class_texts: prompts of classes that have their own; the others use their name in CLIP's templates.
         texts: unit-norm embeddings of the class texts (classes, width).
-        asked: the requested method, or ``best``.
+        requested_method: the method to use, or ``best``.
         notes: problems with the examples: damaged files, copies.
         encoder: the model; if None, it is loaded by name on first use.
         accuracies: held-out accuracy of every compared method.
@@ -60,7 +60,7 @@ class Classifier:
     texts: Float[np.ndarray, "classes width"]
     support: Support
     model: ClassifierModel
-    asked: str = BEST
+    requested_method: str = BEST
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = field(default=None, repr=False)
     folder: Path | None = field(default=None, repr=False)
@@ -69,16 +69,16 @@ class Classifier:
     estimator: EmbeddingClassifier = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_choice(self.asked, (BEST, *FEW_SHOT_METHODS), "--method: method")
+        check_choice(self.requested_method, (BEST, *FEW_SHOT_METHODS), "--method: method")
         if len(self.classes) < 2:
             raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
             method, estimator, accuracies = self._choose(self.support.features, self.support.labels)
-        elif self.asked in (BEST, "zero-shot"):
+        elif self.requested_method in (BEST, "zero-shot"):
             method, estimator, accuracies = "zero-shot", text_classifier(self.texts, self.model.scale), {}
         else:
             names = ", ".join(self.without_examples)
-            raise UserError(f"--method {self.asked} needs examples of every class. Add examples of {names}.")
+            raise UserError(f"--method {self.requested_method} needs examples of every class. Add examples of {names}.")
         for name, value in (("method", method), ("estimator", estimator), ("accuracies", accuracies)):
             object.__setattr__(self, name, value)
 
@@ -108,8 +108,8 @@ class Classifier:
         """
         prefix = prefix or caption_prefix(encoder)
         model = ClassifierModel(model_name, encoder.fingerprint, learned_scale(encoder), prefix)
-        known = extended({}, encoder, prefix, examples, names)
-        return cls(**known, model=model, asked=method, encoder=encoder)
+        known = with_examples({}, encoder, prefix, examples, names)
+        return cls(**known, model=model, requested_method=method, encoder=encoder)
 
     def add(
         self,
@@ -123,7 +123,7 @@ class Classifier:
             UserError: as in `teach`, or ``encoder`` is a different model.
         """
         self.check_model(encoder)
-        return replace(self, encoder=encoder, **extended(vars(self), encoder, self.model.prefix, examples, names))
+        return replace(self, encoder=encoder, **with_examples(vars(self), encoder, self.model.prefix, examples, names))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":
@@ -163,7 +163,7 @@ class Classifier:
                 for name, count in zip(self.classes, counts, strict=True)
             ],
             "model": asdict(self.model),
-            "method": {"asked": self.asked, "used": self.method, "settings": self.settings},
+            "method": {"asked": self.requested_method, "used": self.method, "settings": self.settings},
             "held_out": {**self.calibration, "methods": dict(self.accuracies)},
             "calibration": {
                 "calibrated": self.calibrated,
@@ -268,7 +268,7 @@ class Classifier:
         return f"{known}; pictures of other classes accepted: {accepted}"
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[str, EmbeddingClassifier, Mapping[str, float]]:
-        methods = CANDIDATES if self.asked == BEST else (self.asked,)
+        methods = CANDIDATES if self.requested_method == BEST else (self.requested_method,)
         return choose_method(methods, self.texts, self.model.scale, support, labels)
 
     @property
@@ -339,9 +339,9 @@ class Classifier:
                 f"is another model ({encoder.fingerprint[:12]}). Use the first one, or teach again."
             )
 
-    def with_method(self, asked: str) -> "Classifier":
+    def with_method(self, method: str) -> "Classifier":
         """Return a classifier with the same classes and examples but another method."""
-        return replace(self, asked=asked)
+        return replace(self, requested_method=method)
 
     def _checked(self, images: Any) -> np.ndarray:
         array = self._embedded(images)

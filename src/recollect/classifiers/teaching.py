@@ -102,7 +102,7 @@ def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
     return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
 
 
-def extended(
+def with_examples(
     known: Mapping[str, Any],
     encoder: Encoder,
     prefix: Kind | None,

@@ -48,7 +48,7 @@ class Classify:
     """Folder for predictions."""
     device: str | None = None
     """Device, e.g. cpu or cuda (default: the fastest available)."""
-    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
+    fusion_options: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
         """Teach or open a classifier, save it, classify images, and print a summary."""
@@ -64,14 +64,16 @@ class Classify:
         names = read_names(self.names) if self.names else {}
         images = find_images(self.images) if self.images else []
         opened = Classifier.load(self.kept) if self.kept else None
-        recorded = resolve_stored(opened.model.name, self.kept or "") if opened else self.reading.model
+        recorded = resolve_stored(opened.model.name, self.kept or "") if opened else self.fusion_options.model
         name = self.model or recorded or default_model()
-        encoder = self.reading.encoder(load_model(name, self.device))
+        encoder = self.fusion_options.encoder(load_model(name, self.device))
         if opened is None:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)
         else:
             opened.check_model(encoder)
-            taught = opened if self.method in (None, opened.asked) else opened.with_method(self.method or BEST)
+            taught = (
+                opened if self.method in (None, opened.requested_method) else opened.with_method(self.method or BEST)
+            )
             taught = taught.add(encoder, examples, names) if examples or names else taught
         say(_sentence(taught))
         say(f"{NONE_OF_THESE}: {taught.unknown_trust}")
@@ -99,7 +101,7 @@ class Classify:
                 self.images is None and self.save is None,
                 "nothing to do: give --images to classify, or --save to save the classifier",
             ),
-            (self.reading.near is not None, "--near: only for evaluation. Remove it."),
+            (self.fusion_options.near is not None, "--near: only for evaluation. Remove it."),
         )
         if self.images is None:
             warn_unused(self, "alpha", "out", why="there are no predictions without --images FOLDER")
@@ -111,7 +113,7 @@ class Classify:
         if self.images is not None:
             check_writable(self.out, "--out", "folder")
             check_writable(self.out / "predictions.csv", "--out", "new file")
-        self.reading.check()
+        self.fusion_options.check()
 
     def _apply(self, taught: "Classifier", encoder: "Encoder", images: list[Path], name: str) -> None:
         from contextlib import ExitStack
@@ -121,7 +123,7 @@ class Classify:
         from recollect.core.files import atomic_path, full_disk_errors
 
         found = classify(taught, encoder, images, alpha=self.alpha)
-        model = self.reading.name(name, encoder)
+        model = self.fusion_options.name(name, encoder)
         about = _about(taught) | {"model": model, "alpha": self.alpha}
         summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
         with full_disk_errors(self.out), ExitStack() as stack:  # write all three files or none

@@ -26,7 +26,7 @@ class Embed:
     """Write images.parquet and texts.parquet, or .npy files of vectors and of labels."""
     device: str | None = None
     """Device, e.g. cpu or cuda (default: the fastest available)."""
-    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
+    fusion_options: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
         """Embed the data, write the files, and print their folders."""
@@ -36,13 +36,13 @@ class Embed:
         from recollect.models import load_model
 
         require_data(self.data)
-        self.reading.check()
+        self.fusion_options.check()
         check_writable(self.out, "--out", "folder")
         opened = open_data(self.data, "few-shot")
         folders = [new_folder(self.out / task.name.replace("/", "-"), "embedded task") for task in opened.tasks]
         encoder = load_model(self.model, self.device)
         for task, folder in zip(opened.tasks, folders, strict=True):
-            read = self.reading.encoder(encoder, task.query)
-            name = self.reading.name(model_name(self.model, encoder.fingerprint), read)
+            read = self.fusion_options.encoder(encoder, task.query)
+            name = self.fusion_options.name(model_name(self.model, encoder.fingerprint), read)
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
             say(f"embeddings: {folder}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from recollect.cli.fusion import FusionOptions
-from recollect.cli.parser import Arg, run_by
+from recollect.cli.parser import Arg, run_imported
 from recollect.efsa.options import EpisodeOptions
 
 
@@ -62,7 +62,7 @@ class ModelOptions:
     classes missing from the training labels; use label for classes of the training labels."""
     seed: Annotated[int, Arg(rare=True)] = 0
     """Training seed of the model, recorded in the JSON files for summaries over seeds."""
-    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
+    fusion_options: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ZeroShot:
     synonyms_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of synonyms: test the classes that have one under their names and under their synonyms."""
 
-    run = run_by("recollect.cli.evaluations:run_zero_shot")
+    run = run_imported("recollect.cli.evaluations:run_zero_shot")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Probe:
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
 
-    run = run_by("recollect.cli.evaluations:run_probe")
+    run = run_imported("recollect.cli.evaluations:run_probe")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class FewShot:
     """Classes with fewer examples than the largest number of shots: stop, drop the classes, or use all their examples.
     """
 
-    run = run_by("recollect.cli.evaluate_few_shot:run_few_shot")
+    run = run_imported("recollect.cli.evaluate_few_shot:run_few_shot")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Retrieval:
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of image bytes or paths."""
 
-    run = run_by("recollect.cli.evaluations:run_retrieval")
+    run = run_imported("recollect.cli.evaluations:run_retrieval")
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Entities:
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
     """Split with the other classes. Images of both splits are tested, and the candidates are the classes of both."""
 
-    run = run_by("recollect.cli.evaluations:run_entities")
+    run = run_imported("recollect.cli.evaluations:run_entities")
 
 
 @dataclass(frozen=True)
@@ -206,4 +206,4 @@ class Multilabel:
     class_names: Path | None = None
     """Text file of class names, one per line, in the order of their numbers; for data without names."""
 
-    run = run_by("recollect.cli.evaluations:run_multilabel")
+    run = run_imported("recollect.cli.evaluations:run_multilabel")

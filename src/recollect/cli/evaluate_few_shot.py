@@ -104,7 +104,7 @@ def _warn_unused(options: FewShot) -> None:
     why = "--features are embedded already"
     warn_unused(options.data, "copies", "templates", "class_name_column", "image_column", why=why)
     warn_unused(options.model, "cache", "device", "prefix", why=why)
-    warn_unused(options.model.reading, why=why)
+    warn_unused(options.model.fusion_options, why=why)
     arrays = all(path.suffix == ".npy" for path in options.own.features)
     if not arrays:
         warn_unused(options.own, "feature_labels", why="Parquet files contain their labels")

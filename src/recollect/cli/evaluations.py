@@ -110,7 +110,7 @@ def check_models(options: ModelOptions, protocol: str) -> None:
     Raises:
         UserError: a model or path cannot be used; the message names the option.
     """
-    options.reading.check()
+    options.fusion_options.check()
     check_writable(options.out, "--out")
     check_writable(options.cache, "--cache")
     check_place(options.out)
@@ -138,8 +138,8 @@ def evaluate_each(
     for name in options.models or (default_model(),):
         encoder = load_model(name, options.device)
         for data, images in sets:
-            read = options.reading.encoder(encoder, images, cache)
-            full_name = options.reading.name(model_name(name, encoder.fingerprint), read)
+            read = options.fusion_options.encoder(encoder, images, cache)
+            full_name = options.fusion_options.name(model_name(name, encoder.fingerprint), read)
             prefix = prefix_for(options, read)
             result = evaluate(read, data, model=full_name, seed=options.seed, prefix=prefix, cache=cache)
             about = reads(read)
@@ -271,7 +271,7 @@ def run_retrieval(options: Retrieval) -> None:
     if options.queries is not None:
         check_number("--queries", options.queries, least=1)
     plain = methods == ("zero-shot",) and options.captions is None and options.queries is None
-    conflict = options.model.reading.given and not plain
+    conflict = options.model.fusion_options.given and not plain
     refuse((conflict, "--index: cannot be combined with --methods, --captions or --queries."))
     if options.suite is None:
         warn_unused(options, "copies", why="only used with --suite")

@@ -24,7 +24,7 @@ class Export:
     """Output folder; must not exist."""
     classifier: Path | None = None
     """Classifier saved by `recollect classify --save` with the same model and index."""
-    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
+    fusion_options: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
         """Open the model, export it, and print the folder."""
@@ -33,13 +33,15 @@ class Export:
         from recollect.core.paths import resolve_stored
         from recollect.models import load_model
 
-        refuse((self.reading.near is not None, "--near: only for evaluation. Remove it."))
+        refuse((self.fusion_options.near is not None, "--near: only for evaluation. Remove it."))
         check_writable(self.out, "--out", "folder")
-        self.reading.check()
+        self.fusion_options.check()
         classifier = Classifier.load(self.classifier) if self.classifier else None
-        recorded = resolve_stored(classifier.model.name, self.classifier or "") if classifier else self.reading.model
+        recorded = (
+            resolve_stored(classifier.model.name, self.classifier or "") if classifier else self.fusion_options.model
+        )
         name = self.model or recorded
         refuse((not name, "missing: MODEL. Give a model, or a --classifier or --index that records its model."))
-        encoder = self.reading.encoder(load_model(name, "cpu"))
+        encoder = self.fusion_options.encoder(load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
         say(f"exported: {folder}")

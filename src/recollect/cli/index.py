@@ -110,18 +110,18 @@ class Build:
     """Model to embed with: RUN/model, the folder of a checkpoint, or a hub id (default: the starter)."""
     precision: Literal["float16", "float32"] = "float16"
     """Precision of the stored vectors; float16 changes a cosine by about 1e-5 and takes half the space."""
-    reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
+    source_options: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
 
     def run(self) -> None:
         """Build, and print what was added."""
         from recollect.index import Index
 
         check_writable(None if "://" in self.out else self.out, "--out", "folder")
-        self.reading.check()
-        source = self.reading.open(self.source)
-        model = _model(self.model, self.reading.device)
-        index = Index.build(source, model, out=self.out, name=self.reading.name, options=self.reading.ingest(),
-                            precision=self.precision, model_name=self.model or "")  # fmt: skip
+        self.source_options.check()
+        source = self.source_options.open(self.source)
+        model = _model(self.model, self.source_options.device)
+        index = Index.build(source, model, out=self.out, name=self.source_options.name,
+                            options=self.source_options.ingest(), precision=self.precision, model_name=self.model or "")  # fmt: skip
         _print_report(index)
 
 
@@ -136,13 +136,15 @@ class Add(OnIndex):
     """Folder of pictures; or a table, shards or a hub id, with captions or classes."""
     model: str | None = None
     """Path or hub id of the index's model, if it has moved (default: as recorded in the index)."""
-    reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
+    source_options: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
 
     def run(self) -> None:
         """Add, and print what was added."""
-        self.reading.check()
-        index = self.open(_model(self.model, self.reading.device))
-        index.add(self.reading.open(self.source), name=self.reading.name, options=self.reading.ingest())
+        self.source_options.check()
+        index = self.open(_model(self.model, self.source_options.device))
+        index.add(
+            self.source_options.open(self.source), name=self.source_options.name, options=self.source_options.ingest()
+        )
         _print_report(index)
 
 

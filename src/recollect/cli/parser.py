@@ -33,7 +33,7 @@ def import_object(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def run_by(place: str) -> Callable[[Any], None]:
+def run_imported(place: str) -> Callable[[Any], None]:
     """Return a ``run`` method that imports ``module:name`` and calls it with the command."""
 
     def run(command: Any) -> None:

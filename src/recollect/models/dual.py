@@ -339,7 +339,7 @@ class DualEncoder(nn.Module, Encoder):
         return ()
 
     @property
-    def reading(self) -> str:
+    def structure_fingerprint(self) -> str:
         """Digest of preprocessing, tokenizer, prefixes and weight shapes, but not of weight values."""
         shapes = [(name, *parameter.shape) for name, parameter in self.named_parameters()]
         about = json.dumps([self.transform.key, self._reading(), self.prefixes, shapes], sort_keys=True)

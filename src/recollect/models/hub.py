@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
-SECONDS = 8.0
+TIMEOUT_SECONDS = 8.0
 """Timeout for asking the hub whether a model exists."""
 
 _CONFIGS = ("config.json", "recollect.json")
@@ -47,7 +47,7 @@ def hub_or_cache(name: str) -> Iterator[None]:
         return
     offline = False
     try:
-        HfApi().model_info(name, timeout=SECONDS)
+        HfApi().model_info(name, timeout=TIMEOUT_SECONDS)
     except RepositoryNotFoundError:
         raise UserError(
             f"{name}: no such folder, and no such model on the hub (or no access to it). Check the name."

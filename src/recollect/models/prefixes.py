@@ -16,7 +16,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import torch_generator
 from recollect.core.types import Kind
 
-SPREAD = 0.02
+INIT_STD = 0.02
 _TRIALS = ("a photo of 2 cats, and a dog.", "Zürich", "of")
 
 
@@ -61,5 +61,5 @@ def add_to_embedding(
     weight = text_model.get_input_embeddings().weight
     with torch.no_grad():
         for word, row in zip(words, ids, strict=True):
-            drawn = torch.randn(weight.shape[1], generator=torch_generator(seed, "prefix", word)) * SPREAD
+            drawn = torch.randn(weight.shape[1], generator=torch_generator(seed, "prefix", word)) * INIT_STD
             weight[row] = drawn.to(weight)

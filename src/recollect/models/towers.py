@@ -104,9 +104,9 @@ class NamedFeatures(nn.Module):
         if bank:
             self.bank = nn.Parameter(torch.zeros(bank, features + entries))
             self.level = nn.Parameter(torch.tensor([0.0, 1.0]))  # mean and standard deviation
-        self.fix()
+        self.freeze_parameters()
 
-    def fix(self) -> None:
+    def freeze_parameters(self) -> None:
         """Freeze all parameters."""
         self.requires_grad_(False)
 
@@ -162,9 +162,9 @@ class NamedTexts(nn.Module):
         self.pull, self.gain = pull, gain
         if discounts:
             self.discount = nn.Parameter(torch.zeros(()))
-        self.fix()
+        self.freeze_parameters()
 
-    def fix(self) -> None:
+    def freeze_parameters(self) -> None:
         """Freeze all parameters except those of the map."""
         self.requires_grad_(False)
         self.mlp.requires_grad_(True)
@@ -229,7 +229,7 @@ class TowersModel(transformers.PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for head in (model.visual_projection, model.text_projection):
             if isinstance(head, NamedFeatures | NamedTexts):
-                head.fix()
+                head.freeze_parameters()
         return loaded
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -31,7 +31,7 @@ from recollect.models.transformers.families import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, add_adapters
 from recollect.training.card import DUAL_ENCODER, Subject
-from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
+from recollect.training.checkpoints import CONTENT, MODIFIED, WHOLE_CONTENT, Facts
 from recollect.training.checks import OBJECT, check_without_data, kind_errors, model_errors, warn_idle
 from recollect.training.locked import LockedSource, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
@@ -109,7 +109,7 @@ def assemble_recipe(
         model = start_model(recipe.model, sources, recipe.seed)
     if place.first:
         warn_idle(recipe, sources, model, place, needs)
-    check_agreement({"the tokenizer or the shape of the model": model.reading})
+    check_agreement({"the tokenizer or the shape of the model": model.structure_fingerprint})
     objective = objective or build_objective(recipe.objective, model, recipe.seed)
     crops = training_transform(model, data)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
@@ -173,11 +173,11 @@ def _large_facts(source: Source) -> dict[str, str]:
     if not (files := source.sampled_files):
         return {}
     whole = first_then_others(partial(full_hash, files, source.name))
-    return {WRITTEN: modification_hash(files)} | ({} if whole is None else {WHOLE_CONTENT: whole})
+    return {MODIFIED: modification_hash(files)} | ({} if whole is None else {WHOLE_CONTENT: whole})
 
 
 def _in_words(known: Mapping[str, int | str]) -> str:
-    return ", ".join(f"{fact} {value}" for fact, value in known.items() if fact != WRITTEN)
+    return ", ".join(f"{fact} {value}" for fact, value in known.items() if fact != MODIFIED)
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:

@@ -34,7 +34,7 @@ CONTENT = "content"
 WHOLE_CONTENT = "whole content"
 """Key of a digest of all bytes, if `CONTENT` covers only parts."""
 
-WRITTEN = "times of change"
+MODIFIED = "times of change"
 """Key of the modification times of large files."""
 
 

@@ -15,8 +15,8 @@ from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.training.checkpoints import (
     CONTENT,
+    MODIFIED,
     WHOLE_CONTENT,
-    WRITTEN,
     Facts,
     prune_checkpoints,
     remove_leftovers,
@@ -102,10 +102,10 @@ def check_data(checkpoint: Path, data: Facts) -> None:
     words, unsure = [], []
     for name, facts in before.items():
         now = data.get(name, {})
-        changed = [fact for fact, then in facts.items() if fact != WRITTEN and now.get(fact, then) != then]
+        changed = [fact for fact, then in facts.items() if fact != MODIFIED and now.get(fact, then) != then]
         shown = [fact for fact in changed if fact not in (CONTENT, WHOLE_CONTENT)] or changed[:1]
         words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
-        written = now.get(WRITTEN, facts.get(WRITTEN)) != facts.get(WRITTEN)
+        written = now.get(MODIFIED, facts.get(MODIFIED)) != facts.get(MODIFIED)
         if written and WHOLE_CONTENT not in facts.keys() & now.keys():
             unsure.append(name)
     advice = "Restore it, or choose another --out."

@@ -28,7 +28,7 @@ _BATCH = 2_048  # pictures read at a time
 
 
 @dataclass(frozen=True)
-class Done:
+class UndoableAction:
     """An action that can be undone.
 
     Attributes:
@@ -49,7 +49,7 @@ class Actions:
     def __init__(self, library: Library, labels: LabelStore) -> None:
         self.library, self.labels = library, labels
         self._lock = threading.Lock()
-        self._done: list[Done] = []
+        self._done: list[UndoableAction] = []
 
     def plan(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the number of files that deleting or moving would affect, and their folders."""
@@ -106,7 +106,8 @@ class Actions:
                 raise
             finally:
                 if moved.files or removed:
-                    self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_MAX_UNDO:]
+                    action = UndoableAction(kind, list(ids), moved.files, self.labels.latest)
+                    self._done = [*self._done, action][-_MAX_UNDO:]
         pictures = len(ids) if kind == "remove" else moved.pictures
         return {"kind": kind, "pictures": pictures, "files": len(moved.files), "missing": len(moved.missing)}
 

@@ -12,7 +12,7 @@ ASGI = Any
 
 COOKIE = "recollect_token"
 """Cookie name, followed by the port: browsers share the cookies of a host among all its ports."""
-OWN_HEADER = "x-recollect"
+CSRF_HEADER = "x-recollect"
 """Custom header required for changes: other sites cannot send it without a CORS preflight, which fails."""
 
 JSON_LIMIT = 4 * 2**20  # the ids of all pictures on a map
@@ -76,8 +76,8 @@ class Guard:
             return _answer(403, "requests from other sites are not allowed")
         if request.method not in ("GET", "HEAD", "POST", "DELETE"):
             return _answer(405, "method not allowed")
-        if request.method in ("POST", "DELETE") and OWN_HEADER not in request.headers:
-            return _answer(403, f"requests that change data need the header {OWN_HEADER}")
+        if request.method in ("POST", "DELETE") and CSRF_HEADER not in request.headers:
+            return _answer(403, f"requests that change data need the header {CSRF_HEADER}")
         return None
 
     def _token_response(self, request: Request) -> Response | None:

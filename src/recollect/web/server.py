@@ -100,7 +100,7 @@ class Page:
 
     def run(self) -> None:
         """Serve until interrupted."""
-        timers = end_in_time(self._server)
+        timers = exit_after_timeout(self._server)
         self.session.start()
         try:
             self._server.run(sockets=[self.listening])
@@ -220,7 +220,7 @@ def check_address(host: str, port: int, token: str | None) -> None:
         raise UserError(f"--host {host}: other machines could open the page. Also set a secret with --token.")
 
 
-def end_in_time(server: Any, patience: float = SHUTDOWN_TIMEOUT) -> list[threading.Timer]:
+def exit_after_timeout(server: Any, patience: float = SHUTDOWN_TIMEOUT) -> list[threading.Timer]:
     """End the process ``patience`` seconds after a uvicorn server gets a signal, or immediately after a second signal.
 
     Threads that answer requests cannot be stopped, so the process is ended with them. No data is lost: every mark is on

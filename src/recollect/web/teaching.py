@@ -23,7 +23,7 @@ MAX_CACHED_BYTES = 2**30
 
 
 @dataclass
-class Taught:
+class LabelModel:
     """Model of a label, fitted to the marks so far.
 
     Attributes:
@@ -54,7 +54,7 @@ class Teaching:
     def __init__(self, library: Library, labels: LabelStore, lock: threading.RLock) -> None:
         self.library, self.labels = library, labels
         self._lock = lock
-        self._taught: dict[int, Taught] = {}
+        self._taught: dict[int, LabelModel] = {}
 
     def mark(self, key: int, ids: Sequence[str], mark: int) -> None:
         """Mark pictures; the marks are on disk when this returns.
@@ -137,10 +137,10 @@ class Teaching:
             for id in ids
         }
 
-    def answers(self, view: View) -> list[tuple[ClickedClass, Taught]]:
+    def answers(self, view: View) -> list[tuple[ClickedClass, LabelModel]]:
         """Return all labels with their fitted models, skipping labels removed meanwhile."""
         with self._lock:
-            found = list[tuple[ClickedClass, Taught]]()
+            found = list[tuple[ClickedClass, LabelModel]]()
             for key in list(self.labels.classes):
                 try:
                     found.append(self.answer(key, view))
@@ -149,7 +149,7 @@ class Teaching:
                         raise
             return found
 
-    def answer(self, key: int, view: View) -> tuple[ClickedClass, Taught]:
+    def answer(self, key: int, view: View) -> tuple[ClickedClass, LabelModel]:
         """Return a label and its fitted model; computed once per change.
 
         Raises:
@@ -166,7 +166,7 @@ class Teaching:
                     model = ClickModel(view.vectors, text, seed=key)
                 marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
                 latest = np.array(list(reversed(marks)), dtype=np.int64)
-                taught = Taught(view, revision, model, model.fit(marks), latest)
+                taught = LabelModel(view, revision, model, model.fit(marks), latest)
             self._taught[key] = taught  # reinserted last: the dictionary is ordered by last use
             self._free_memory()
             return found, taught

@@ -25,11 +25,11 @@ from recollect_papers.efsa.tables import (
     DEPTHS,
     Differs,
     arms_of,
-    ask,
-    ask_arms,
     domains_of,
     form_arms,
     held_out_note,
+    measure_arms,
+    measure_searches,
     notes_of,
     recall_form,
     summary_at,
@@ -70,7 +70,7 @@ class Answer:
     truth: _Picture
 
 
-def answered(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list[list[Answer]]:
+def query_answers(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list[list[Answer]]:
     """Return the answers of the first base model for each pool of a search."""
     encoder, episode = encoder_of(where.models[0]), search.options.episode
     found = []
@@ -146,8 +146,8 @@ def figure_1(options: StudyOptions) -> StudyReport:
     """Draw zero-shot recall at 1, 5 and 10 within each domain, with examples of errors."""
     where = efsa_world(options)
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
-    found = ask(options, where, "single", ("zero-shot",))
-    domains = answered(where, options, search)[:3]
+    found = measure_searches(options, where, "single", ("zero-shot",))
+    domains = query_answers(where, options, search)[:3]
     wrong = [next((each for each in answers if 1 < each.ranks[0] <= 5), None) for answers in domains]
     shown = [(each.query, "found, right", [each.found[0][0], each.truth]) for each in wrong if each is not None]
     figure = Figure(figsize=(7.6, 3.0 + 1.9 * len(shown)), layout="constrained", dpi=150)
@@ -166,7 +166,7 @@ def figure_3(options: StudyOptions) -> StudyReport:
     """Draw the first results before and after an episode."""
     where = efsa_world(options)
     search = SearchRun(ABLATED, where.methods, where.captions[0], "merged", where.data)
-    (answers,) = answered(where, options, search)
+    (answers,) = query_answers(where, options, search)
     better = [each for each in answers if each.ranks[1] == 1 < each.ranks[0]]
     worse = [each for each in answers if each.ranks[0] == 1 < each.ranks[1]]
     chosen = [*better[:2], *worse[:1]] or answers[:2]
@@ -189,7 +189,7 @@ _KINDS = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank 
 def _measure_4(options: StudyOptions) -> Measurements:
     where = efsa_world(options)
     notes = [*notes_of(where)[:2], f"paper: {paper_quote('efsa', 'figure-4')}"]
-    found = ask(options, where, methods=("zero-shot", "episode-full", "episode"))
+    found = measure_searches(options, where, methods=("zero-shot", "episode-full", "episode"))
     found.context["notes"] = notes
     return found
 
@@ -248,7 +248,7 @@ def _over(
 ) -> Measurements:  # fmt: skip
     """Measure recall of several arms, and zero-shot recall."""
     notes = [*notes_of(where, differs)[:2], f"paper: {paper_quote('efsa', f'figure-{number}')}"]
-    return ask_arms(options, where, arms, label=label, notes=notes, remarks=list(remarks))
+    return measure_arms(options, where, arms, label=label, notes=notes, remarks=list(remarks))
 
 
 def _draw_over(found: Measurements) -> Figure:

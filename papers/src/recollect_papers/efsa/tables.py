@@ -59,7 +59,7 @@ def summary_at(found: Measurements, method: str, domain: str, k: int, **more: st
     return found.summary({"method": method, **recall_at(found, domain, k), **more})
 
 
-def ask(
+def measure_searches(
     options: StudyOptions,
     where: EfsaWorld,
     pool: PoolKind = "merged",
@@ -87,13 +87,13 @@ def ask(
     return found
 
 
-def ask_arms(
+def measure_arms(
     options: StudyOptions, where: EfsaWorld, arms: Mapping[str, Mapping[str, Any]], **context: Any
 ) -> Measurements:
-    """Measure several searches, by ``arm``; each arm gives the arguments of `ask` that it changes."""
+    """Measure several searches, by ``arm``; each arm gives the arguments of `measure_searches` that it changes."""
     found = Measurements({**context, "arms": list(arms)})
     for name, changed in arms.items():
-        found.take(ask(options, where, **changed), arm=name)
+        found.take(measure_searches(options, where, **changed), arm=name)
     found.context["domains"] = sorted(found.names("domain"))
     return found
 
@@ -130,7 +130,7 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     methods = [name for name in _PAPER_METHODS if name != "rlcf" or where.teachers] + ["episode-full"]
     k = where.methods.episode.k
     notes = (*notes_of(where)[:2], "paper: as printed; its average is over its own eight sets")
-    found = ask(options, where, pool, methods, depths=(*DEPTHS, k))
+    found = measure_searches(options, where, pool, methods, depths=(*DEPTHS, k))
     found.context |= {"methods": methods, "k": k, "notes": list(notes), "judged": bool(where.teachers)}
     return found
 
@@ -215,7 +215,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     }
     arms = {name: {"changed": changed} for name, changed in losses.items()}
     printed_row = {name: name.lower() for name in ("Hinge", "Contrastive", "Combined")}
-    return ask_arms(options, where, arms, printed=printed_row, notes=notes_of(where, "episodes"))
+    return measure_arms(options, where, arms, printed=printed_row, notes=notes_of(where, "episodes"))
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
@@ -225,7 +225,7 @@ def _measure_5(options: StudyOptions) -> Measurements:
         arms[str(k)] = {"changed": replace(where.methods.episode, k=k), "depths": (*DEPTHS, k)}
     context = {"printed": {name: name for name in arms if name in printed("efsa", "table-5").rows},
                "depths": {name: int(name) for name in arms}}  # fmt: skip
-    return ask_arms(options, where, arms, **context, notes=notes_of(where, "episodes"))
+    return measure_arms(options, where, arms, **context, notes=notes_of(where, "episodes"))
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
@@ -236,7 +236,7 @@ def _measure_6(options: StudyOptions) -> Measurements:
     rows = printed("efsa", "table-6").rows
     printed_row = {name: row for name in arms if (row := printed_captioner(name, rows)) is not None}
     about = {"notes": notes_of(where, "captions"), "remarks": held_out_note(kinds)}
-    return ask_arms(options, where, arms, printed=printed_row, **about)
+    return measure_arms(options, where, arms, printed=printed_row, **about)
 
 
 def printed_captioner(label: str, rows: Iterable[str]) -> str | None:

@@ -20,7 +20,7 @@ from recollect_papers.prefix.attention import PREFIX_NAMES, UNCONDITIONAL, own_p
 Plane = Callable[[np.ndarray], np.ndarray]
 """Projection of embeddings (n, width) to the plane (n, 2)."""
 
-APART = "same set as nearest (%)"
+SAME_SET_PERCENT = "same set as nearest (%)"
 
 _FEWEST_POINTS = 4
 
@@ -148,5 +148,5 @@ def images_panel(model: Encoder, labeled: Source, captioned: Source, plane: Plan
 
 def _pair(title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str], plane: Plane) -> Cloud:
     groups = np.repeat([0, 1], [len(first), len(second)])
-    measured = {"sets": ", ".join(names), APART: same_set_share(first, second)}
+    measured = {"sets": ", ".join(names), SAME_SET_PERCENT: same_set_share(first, second)}
     return Cloud(title, plane(np.concatenate([first, second])), groups, names, measured)

@@ -81,7 +81,7 @@ MIXED = (
 
 
 @dataclass(frozen=True)
-class ReadAs:
+class WithKind:
     """Data whose text features are followed by the vector of one kind."""
 
     data: RealData
@@ -135,7 +135,7 @@ def measured(model: FeatureModel, data: RealData, arm: Arm, sets: Mapping[str, S
     for reading in arm.readings:
         read = model
         if arm.prefix:
-            read = FeatureModel(model.image, model.text, ReadAs(data, reading), None, {}, "")  # type: ignore[arg-type]
+            read = FeatureModel(model.image, model.text, WithKind(data, reading), None, {}, "")  # type: ignore[arg-type]
         found.take(measure_sets(read, data, sets, data.roles.pools, examples=False, read=reading))
     return found
 

@@ -99,7 +99,7 @@ WEIGHTS = (0.5, 0.7, 0.85, 0.95)
 """Weights of the retrieved embedding in a mean."""
 
 
-def reading_ways() -> tuple[Way, ...]:
+def analyzed_ways() -> tuple[Way, ...]:
     """Return means by weight, and the trained gate with and without its correction."""
     ours = FusionRecipe()
     return (
@@ -374,7 +374,7 @@ real = TableStudy("reco/real", _measure, _form, worlds(WORLD))
 
 def _measure_reading(options: StudyOptions) -> Measurements:
     runner = open_runner(options, "reco-reading", LIGHT)
-    return _measured(options, runner, reading_ways(), _Bench.read, tuple(runner.data.roles.choosing), [])
+    return _measured(options, runner, analyzed_ways(), _Bench.read, tuple(runner.data.roles.choosing), [])
 
 
 def _form_reading(found: Measurements) -> Formed:

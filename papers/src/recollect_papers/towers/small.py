@@ -23,7 +23,7 @@ from recollect.core.types import Kind
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.dual import DualEncoder, Tower
-from recollect.models.prefixes import SPREAD, prefix_words
+from recollect.models.prefixes import INIT_STD, prefix_words
 from recollect.models.presets import Preset
 
 WEIGHTS = "model.safetensors"
@@ -337,7 +337,7 @@ class SmallEncoder(DualEncoder):
         new = {kind: prefix_words(kind, length) for kind in dict.fromkeys(kinds) if kind not in self.prefixes}
         old = self.word_vectors.weight
         drawn = [
-            torch.randn(old.shape[1], generator=torch_generator(seed, "prefix", word)) * SPREAD
+            torch.randn(old.shape[1], generator=torch_generator(seed, "prefix", word)) * INIT_STD
             for words in new.values()
             for word in words
         ]

@@ -10,7 +10,7 @@ _HELD_BLOCK = 256
 """Number of held-out examples compared with all others at once."""
 
 
-def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
+def class_votes(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
     """Sum the weights of each class: (queries, classes).
 
     Args:
@@ -48,7 +48,7 @@ class _Voting(EmbeddingClassifier):
         """Return shares of votes from the ``k_`` nearest examples of each query, nearest first."""
         voters = self.labels_[neighbors]
         weights = self._weights(similarity)
-        votes = counters(weights, voters, len(self.classes_))
+        votes = class_votes(weights, voters, len(self.classes_))
         votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
         # Shares equal to nine digits are ties, which the nearest example decides.
         np.rint(votes, out=votes)

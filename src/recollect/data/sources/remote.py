@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from recollect.core.errors import UserError, one_line, user_errors
 
-WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each retry, for servers that have answered this process before."""
 
 _TIMEOUT = 30.0
@@ -221,9 +221,9 @@ class WebFile(io.RawIOBase):
             reason, retry = f"{error.code} {reason}", True
             if error.code not in _TEMPORARY:
                 raise AbsentFileError(f"{self.file}: {reason}") from error
-        if not retry or failures == len(WAITS):
+        if not retry or failures == len(RETRY_SECONDS):
             raise UserError(f"{self.file}: cannot be reached ({reason}) after {failures + 1} attempts") from error
-        time.sleep(WAITS[failures])
+        time.sleep(RETRY_SECONDS[failures])
         return failures + 1
 
 
