@@ -120,8 +120,10 @@ class Build:
         self.source_options.check()
         source = self.source_options.open(self.source)
         model = _model(self.model, self.source_options.device)
-        index = Index.build(source, model, out=self.out, name=self.source_options.name,
-                            options=self.source_options.ingest(), precision=self.precision, model_name=self.model or "")  # fmt: skip
+        index = Index.build(
+            source, model, out=self.out, name=self.source_options.name, options=self.source_options.ingest(),
+            precision=self.precision, model_name=self.model or "",
+        )  # fmt: skip
         _print_report(index)
 
 

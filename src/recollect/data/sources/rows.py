@@ -15,7 +15,7 @@ from recollect.core.progress import note
 from recollect.core.seeding import fold_of_text, numpy_generator
 from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
-from recollect.data.sources.address import Address, part_of
+from recollect.data.sources.address import Address, parse_part
 from recollect.data.sources.columns import SPLITS, Columns, is_bytes, is_list, is_text
 from recollect.data.sources.tars import DAMAGE
 
@@ -32,7 +32,7 @@ def part_mask(address: Address, first_texts: Iterable[str]) -> np.ndarray:
     mask = np.ones(len(texts), dtype=bool)
     for text_part, inside in ((address.only, True), (address.without, False)):
         if text_part is not None:
-            part, parts = part_of(text_part, "part")
+            part, parts = parse_part(text_part, "part")
             mask &= np.array([(fold_of_text(text, parts) == part) == inside for text in texts], dtype=bool)
     return mask
 
