@@ -90,9 +90,9 @@ def test_a_file_without_splits_is_halved_per_class(files, capsys):
     assert "train.npy" in " ".join(capsys.readouterr().err.split())
 
 
-def test_equal_labels_of_any_dtype_match_and_small_classes_can_be_dropped(files, world, capsys):
-    """Labels as floats (pandas), bytes and decomposed Unicode (macOS); shots up to the size of the smallest class."""
-    rows, labels, _ = world
+def test_equal_labels_of_any_dtype_match(files, world, capsys):
+    """Labels as floats (pandas), bytes and decomposed Unicode (macOS); the smallest class limits the shots."""
+    _, labels, _ = world
     for name, written in (("bytes", NAMES.astype(bytes)), ("number", np.array(["0", "1", "2"])),
                           ("letter", np.array(["é", "b", "c"]))):  # fmt: skip
         np.save(files / f"{name}.npy", written[labels[:36]])
@@ -104,20 +104,22 @@ def test_equal_labels_of_any_dtype_match_and_small_classes_can_be_dropped(files,
             "--seeds", "1", "--out", files / named[0] / "out.json")  # fmt: skip
         assert "shots up to 8: the smallest class has 12 examples" in capsys.readouterr().out
         assert len(figures(files / named[0] / "out.json")[0]) == 4
+
+
+@pytest.mark.parametrize(("small_classes", "classes", "queries"), [("drop", 2, 16), ("all", 3, 24)])
+def test_small_classes_can_be_dropped_or_keep_fewer_shots(files, world, small_classes, classes, queries):
+    rows, labels, texts = world
     few = np.delete(np.arange(36), np.arange(0, 36, 3)[4:])  # four ants, twelve of the others
     np.save(files / "few.npy", rows[few] * 1e200)
     np.save(files / "few-labels.npy", NAMES[labels[few]])
     run("--features", files / "few.npy", files / "test.npy", "--feature-labels", files / "few-labels.npy",
         files / "test-labels.npy", "--texts", files / "texts.parquet", "--shots", "8", "--seeds", "1", "--methods",
-        "zero-shot", "prototype", "--small-classes", "drop", "--out", files / "dropped.json")  # fmt: skip
-    values, result = figures(files / "dropped.json")
-    assert (result["settings"]["classes"], result["settings"]["queries"]) == (2, 16)
-    run("--features", files / "few.npy", files / "test.npy", "--feature-labels", files / "few-labels.npy",
-        files / "test-labels.npy", "--shots", "8", "--seeds", "1", "--methods", "prototype", "--small-classes", "all",
-        "--out", files / "all.json")  # fmt: skip
-    assert figures(files / "all.json")[1]["settings"]["classes"] == 3
-    tested, two = rows[36:][labels[36:] > 0], world[2][1:]
-    right = (unit(tested) @ two.T).argmax(axis=1) == labels[36:][labels[36:] > 0] - 1
+        "zero-shot", "prototype", "--small-classes", small_classes, "--out", files / "out.json")  # fmt: skip
+    values, result = figures(files / "out.json")
+    assert (result["settings"]["classes"], result["settings"]["queries"]) == (classes, queries)
+    first = 3 - classes
+    tested = labels[36:] >= first
+    right = (unit(rows[36:][tested]) @ texts[first:].T).argmax(axis=1) == labels[36:][tested] - first
     assert values["zero-shot", 0, 0] == pytest.approx(100 * right.mean())
 
 

@@ -88,7 +88,7 @@ def test_sorting_is_stable_and_puts_pictures_without_a_date_last(index, by, wher
 
 
 def test_aspect_ratios_follow_the_order_of_ids(index):
-    wanted = [each.width / each.height if each.width and each.height else 1 for each in index.pictures(index.ids)]
+    wanted = [each.width / each.height if each.width and each.height else 1 for each in index]
     np.testing.assert_allclose(aspect_ratios(index), wanted, rtol=1e-6)
 
 

@@ -28,7 +28,7 @@ def index(photos, tmp_path, encoder):
 
 
 def keys(index):
-    return sorted(tuple(sorted(file.key for file in each.files)) for each in index.pictures(index.ids))
+    return sorted(tuple(sorted(file.key for file in each.files)) for each in index)
 
 
 def test_a_picture_in_two_folders_is_one_row_with_two_files(index, encoder):
@@ -97,7 +97,7 @@ def test_a_moved_source_keeps_its_rows(index, photos, tmp_path, encoder):
     index.add(moved, name="photos")
     assert len(index) == 11
     assert encoder.images == 11
-    assert all(each.path.exists() for each in index.pictures(index.ids))
+    assert all(each.path.exists() for each in index)
 
 
 def test_a_file_with_new_pixels_moves_to_another_row(index, photos):
@@ -144,10 +144,10 @@ def test_a_picture_has_the_captions_of_all_its_files_and_those_of_the_user(encod
     index = Index.build(Pictures(10, same=5), encoder)
     assert len(index) == 5
     assert index.texts == 5
-    assert all(len(each.captions) == 2 and len(each.files) == 2 for each in index.pictures(index.ids))
+    assert all(len(each.captions) == 2 and len(each.files) == 2 for each in index)
     index.set_captions({index.ids[0]: "my own words"}, by="captioner")
     assert index.pictures(index.ids[:5])[-1].captions != ()
-    changed = next(each for each in index.pictures(index.ids) if each.captioned_by)
+    changed = next(each for each in index if each.captioned_by)
     assert (changed.caption, len(changed.captions)) == ("my own words", 3)
     index.set_captions({changed.id: ""})
     assert len(index.pictures([changed.id])[0].captions) == 2
@@ -192,7 +192,7 @@ def test_forgetting_a_source_keeps_pictures_of_other_sources(index, photos, tmp_
     shutil.copytree(photos / "home", tmp_path / "second")
     index.add(tmp_path / "second")
     assert index.forget("photos") == 5
-    assert {file.source for each in index.pictures(index.ids) for file in each.files} == {"second"}
+    assert {file.source for each in index for file in each.files} == {"second"}
 
 
 def test_a_missing_source_creates_no_index(tmp_path, encoder):

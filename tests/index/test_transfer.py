@@ -86,7 +86,7 @@ def test_a_picture_with_a_symlink_moves_once_and_back(album, tmp_path):
 
 def test_files_moved_to_their_own_folder_keep_their_names(album, tmp_path):
     before = contents(tmp_path / "photos")
-    ids = [each.id for each in album.pictures(album.ids) if each.folder == "one"]
+    ids = [each.id for each in album if each.folder == "one"]
     done = move_pictures(album, ids, tmp_path / "photos/two's 100% ü/../one", [str(tmp_path / "photos/one/b.png")])
     assert len(done.files) == 1
     assert contents(tmp_path / "photos") == before

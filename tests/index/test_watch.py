@@ -25,7 +25,7 @@ def watch(index, photos):
 
 
 def files(index):
-    return {file.key for each in index.pictures(index.ids) for file in each.files}
+    return {file.key for each in index for file in each.files}
 
 
 def test_changes_in_the_folder_reach_the_index(index, watch, photos, encoder):

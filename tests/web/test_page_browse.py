@@ -59,8 +59,7 @@ def rows_of(tab):
 @pytest.mark.parametrize("size", WIDTHS)
 def test_rows_fill_the_width_and_pictures_keep_their_shape(browser, album, size):
     tab = Tab(browser, album, size)
-    shapes = {each.path.name: each.width / each.height for each in Index.open(album.folder).pictures(
-        Index.open(album.folder).ids)}  # fmt: skip
+    shapes = {each.path.name: each.width / each.height for each in Index.open(album.folder)}
     tab.calm()  # the timeline appears with the counts and takes some width
     tab.tab.wait_for_selector("#timeline")
     width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
@@ -149,7 +148,7 @@ def test_facets_filter_and_are_kept_in_the_address(browser, album, size):
 
 
 def test_pictures_sort_by_date_and_name_and_the_timeline_jumps_to_a_month(browser, album):
-    pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
+    pictures = list(Index.open(album.folder))
     tab = Tab(browser, album)
     newest = max(pictures, key=lambda each: each.taken)
     tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", newest.path.name)
@@ -187,7 +186,7 @@ def test_a_search_can_be_sorted_by_date_and_show_scores(browser, album):
     tab.tab.select_option("#sort", "newest")
     tab.wait("location.search.includes('sort=newest')")
     tab.calm()
-    pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
+    pictures = list(Index.open(album.folder))
     newest = max(pictures, key=lambda each: each.taken).path.name
     tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", newest)
     tab.search("blue")
