@@ -169,6 +169,16 @@ def test_a_renamed_folder_keeps_the_places_of_moved_and_deleted_files(photos, op
     assert elsewhere.path.parent == photos.parent / "out"
 
 
+def test_a_folder_whose_pictures_were_all_deleted_is_not_taken_for_another_one(photos):
+    index = folders.open_folder(photos, Record(3, "color"), ColorEncoder())
+    index.add(photos)
+    move_pictures(index, index.ids, None)
+    shutil.rmtree(photos)
+    paint(photos.parent / "other" / "1.png", COLORS["red"], 1)
+    assert len(folders.open_folder(photos.parent / "other", Record(3, "color"))) == 0
+    assert len(Index.open(index.address)) == 30
+
+
 def test_deleted_pictures_return_after_the_folder_was_read_again(photos, opened):
     page = wait_filled(opened(photos))
     before = sorted(photos.rglob("*.png"))

@@ -163,7 +163,7 @@ def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[s
     own = [each.key for each in files if each.place == file.place and Path(each.path).parent.name != TRASH]
     sample = own[:: len(own) // _SAMPLE + 1]
     found = sum((folder / key).is_file() for key in sample)
-    return None if taken or 2 * found < len(sample) else (file.source, prefix)
+    return None if taken or not found or 2 * found < len(sample) else (file.source, prefix)
 
 
 def _files(index: Index) -> Iterator[File]:
