@@ -179,6 +179,15 @@ def test_a_folder_whose_pictures_were_all_deleted_is_not_taken_for_another_one(p
     assert len(Index.open(index.address)) == 30
 
 
+def test_a_folder_with_equal_file_names_is_not_taken_for_a_renamed_one(photos):
+    index = folders.open_folder(photos, Record(3, "color"), ColorEncoder())
+    index.add(photos)
+    other = photos.rename(photos.parent / "card 1").with_name("card 2")
+    for number, file in enumerate((photos.parent / "card 1").rglob("*.png")):
+        paint(other / file.relative_to(photos.parent / "card 1"), COLORS["red"], number, spread=60)
+    assert len(folders.open_folder(other, Record(3, "color"))) == 0
+
+
 def test_deleted_pictures_return_after_the_folder_was_read_again(photos, opened):
     page = wait_filled(opened(photos))
     before = sorted(photos.rglob("*.png"))

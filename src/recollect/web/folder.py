@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +161,17 @@ def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[s
         return None
     files = list(_files(index))
     taken = any(each.source == name and each.place != file.place for each in files)
-    own = [each.key for each in files if each.place == file.place and Path(each.path).parent.name != TRASH]
+    own = [each for each in files if each.place == file.place and Path(each.path).parent.name != TRASH]
     sample = own[:: len(own) // _SAMPLE + 1]
-    found = sum((folder / key).is_file() for key in sample)
+    found = sum(_has_size(folder / each.key, each.size) for each in sample)
     return None if taken or not found or 2 * found < len(sample) else (file.source, prefix)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    """Whether a file exists with this size. Cameras give the same names to different pictures."""
+    with suppress(OSError):
+        return size in (0, path.stat().st_size)  # 0 if unknown
+    return False
 
 
 def _files(index: Index) -> Iterator[File]:
