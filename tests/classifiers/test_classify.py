@@ -116,6 +116,7 @@ def test_examples_can_be_pictures_in_memory(folders):
         ((), {"cat": [3], "dog": ()}, "3"),
         ({0: ["a.png"], 1: ["b.png"]}, (), "0"),
         ([("a.png", True)], (), "True"),
+        (["a.png", "b.png"], ["cat", "dog"], "'a.png'"),
         ({"": ["a.png"], "dog": ["b.png"]}, (), "''"),
         ({"cat": [], "dog": ["b.png"]}, (), "'cat'"),
     ],

@@ -17,7 +17,7 @@ from recollect.core.files import read_lines, read_text
 from recollect.core.paths import expanduser
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike
-from recollect.core.words import counted, is_utf8
+from recollect.core.words import counted, is_utf8, shortened
 from recollect.data.sources.images import (
     BrokenImageError,
     PictureInput,
@@ -112,6 +112,9 @@ def example_pairs(examples: Examples) -> list[Example]:
         if empty := [name for name, pictures in of_classes if not pictures]:
             raise UserError(f"no examples of {empty[0]!r}. Add some, or pass the name in names instead.")
     else:
+        examples = list(examples)
+        if odd := [each for each in examples if not isinstance(each, tuple | list) or len(each) != 2]:
+            raise UserError(f"{shortened(odd[0])} is not a (picture, class) pair. Give zip(pictures, classes).")
         of_classes = [(name, list(_pictures([picture]))) for picture, name in examples]
     of_classes = [(_class_name(name, "examples"), pictures) for name, pictures in of_classes]
     counts: Counter[str] = Counter()
