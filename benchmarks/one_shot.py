@@ -22,7 +22,7 @@ from recollect.classifiers.heads.prototype import PrototypeClassifier
 from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.files import write_json
 from recollect.models import TransformersEncoder
-from recollect_papers.real.data import LIGHT, FeatureSet, labeled, open_data
+from recollect_papers.real.data import LIGHT_ROLES, FeatureSet, labeled, open_data
 from recollect_papers.real.measure import drop_rare_classes
 
 METHODS = {"prototype": PrototypeClassifier, "softmax": SoftmaxVoting, "proker": ProKeR}
@@ -77,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     chosen, encoder = base.CLASS_CORRELATION, load_model("starter", "cpu")
     assert isinstance(encoder, TransformersEncoder)
-    data, tables = open_data((args.data,), False, LIGHT), []
+    data, tables = open_data((args.data,), False, LIGHT_ROLES), []
     for part, sets in {"Choosing": data.roles.choosing, "Testing": data.roles.testing}.items():
         results = {name: errors(encoder, data.classes(name), splits) for name, splits in sets.items()}
         tables.append(table(f"{part} sets: calibration error at one shot, by the assumed correlation", results))

@@ -231,7 +231,7 @@ def test_test_pictures_are_neither_in_training_nor_in_the_memory(reco_options, o
     assert bench.pool is None
     same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
     same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
-    assert len(same.too_near(1.0, "retrieval")) == same.rows_of(1.0) == 6
+    assert len(same.near_duplicates(1.0, "retrieval")) == same.rows_of(1.0) == 6
     with pytest.raises(UserError, match="0 pictures of the memory remain"):
         same.encoder(FusionArm(), "retrieval")
 

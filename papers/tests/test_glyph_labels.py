@@ -7,7 +7,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect_papers.worlds import open_world_source
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS
 from recollect_papers.worlds.glyph_tasks import NAMED_SCRIPTS
-from recollect_papers.worlds.glyphs import SYNONYMS, in_other_words
+from recollect_papers.worlds.glyphs import SYNONYMS, replace_by_synonyms
 from recollect_papers.worlds.tasks import world_zero_shot_tasks
 
 
@@ -44,8 +44,8 @@ def test_synonyms_share_no_word_with_the_names_and_have_the_same_pictures(own):
     assert len(names.class_names) == len(set(synonyms.class_names)) > 20
     for name, other in zip(names.class_names, synonyms.class_names, strict=True):
         assert not set(name.split()) & set(other.split())
-        assert in_other_words(name) == other
-    assert in_other_words("latin capital letter a") is None  # a has no synonym
+        assert replace_by_synonyms(name) == other
+    assert replace_by_synonyms("latin capital letter a") is None  # a has no synonym
 
 
 def test_synonyms_are_not_words_of_names_scripts_or_attributes():
@@ -75,7 +75,7 @@ def test_the_small_label_set_and_the_rest_form_the_large_one():
     assert not set(half) & set(rest)
     assert len(half) == len(rest) == 100
     renamed = open_world_source("glyphs:labels-renamed").class_names
-    assert [in_other_words(name) or name for name in whole] == list(renamed)
+    assert [replace_by_synonyms(name) or name for name in whole] == list(renamed)
 
 
 def test_prompt_tasks_have_classes_that_are_not_labels():

@@ -10,7 +10,7 @@ from recollect.core.errors import UserError
 from recollect.evaluation.plots import save_figure
 from recollect.models import build_model
 from recollect_papers.prefix.attention import _word_of, attention_figure, attention_map, text_attention
-from recollect_papers.prefix.maps import Cloud, clouds, in_plane, same_set_share, scatter
+from recollect_papers.prefix.maps import Cloud, clouds, project_tsne, same_set_share, scatter
 
 TEXTS = ["a photo of a red house", "a drawing of an airplane", "some captions about two dogs"]
 
@@ -98,16 +98,16 @@ def test_disjoint_sets_have_a_same_set_share_of_100_and_mixed_sets_less():
 def test_clusters_stay_clusters_in_the_plane_for_a_fixed_seed():
     generator = np.random.default_rng(0)
     points = np.concatenate([generator.normal(size=(20, 6)) * 0.05 + 3 * np.eye(6)[number] for number in range(3)])
-    plane = in_plane(points, seed=1)
+    plane = project_tsne(points, seed=1)
     assert plane.shape == (60, 2)
-    assert np.array_equal(plane, in_plane(points, seed=1))
+    assert np.array_equal(plane, project_tsne(points, seed=1))
     means = [plane[20 * number : 20 * number + 20].mean(0) for number in range(3)]
     for number in range(3):
         own = np.linalg.norm(plane[20 * number : 20 * number + 20] - means[number], axis=1).max()
         assert all(np.linalg.norm(means[number] - means[other]) > own for other in range(3) if other != number)
     with pytest.raises(UserError, match="3 points are too few"):
-        in_plane(points[:3])
-    assert np.isfinite(in_plane(np.ones((8, 3)))).all()
+        project_tsne(points[:3])
+    assert np.isfinite(project_tsne(np.ones((8, 3)))).all()
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf"])

@@ -87,12 +87,12 @@ def clusters(matching=20, others=380, width=64, seed=0):
 def test_scores_alone_separate_matches_from_the_rest():
     query, images = clusters()
     cut = estimate_cut_off(images)
-    limit = cut.limit_among(query, float((images @ query).max()))
+    limit = cut.score_limit(query, float((images @ query).max()))
     above = np.flatnonzero(images @ query >= limit)
     assert set(above) <= set(range(20))
     assert len(above) >= 18
     other = np.roll(query, 1)
-    limit = cut.limit_among(other, float((images @ other).max()))
+    limit = cut.score_limit(other, float((images @ other).max()))
     assert limit is None or (images @ other >= limit).mean() < 0.1, "few results if nothing matches"
 
 
@@ -102,7 +102,7 @@ def test_an_estimated_cut_off_keeps_more_pictures_if_more_match():
     for matching in (4, 12, 30):
         query, images = clusters(matching, 400 - matching)
         scores = images @ query
-        limit = estimate_cut_off(images).limit_among(query, float(scores.max()))
+        limit = estimate_cut_off(images).score_limit(query, float(scores.max()))
         assert (scores[:matching] >= limit).mean() > 0.85
         assert (scores[matching:] >= limit).mean() < 0.02
         counts.append(int((scores >= limit).sum()))

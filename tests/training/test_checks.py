@@ -13,7 +13,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, build_model
 from recollect.training import assembly
 from recollect.training.assembly import open_sources, start_model, training_transform
-from recollect.training.checks import check_without_data, warn_idle
+from recollect.training.checks import check_without_data, warn_unused_options
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
@@ -129,7 +129,7 @@ def test_activation_checkpointing_of_frozen_towers_gives_a_warning(capfd):
     for still, learns in (({"locked": "image"}, True), ({"freeze": "text"}, True), ({"locked": "both"}, False),
                           ({"locked": "image", "freeze": "text"}, False)):  # fmt: skip
         frozen = replace(recipe, checkpoint_activations=True, model=Model("tiny", **still))
-        warn_idle(frozen, (), model, ProcessRanks(0, 1, torch.device("cpu")))
+        warn_unused_options(frozen, (), model, ProcessRanks(0, 1, torch.device("cpu")))
         assert ("--checkpoint-activations has no effect" in capfd.readouterr().err) != learns
     assert PRESETS["tiny"].recomputable == model.recomputable
 

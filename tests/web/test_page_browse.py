@@ -7,7 +7,7 @@ from browsing import WIDTHS, Tab
 from colors import COLORS, ColorEncoder, shade
 from pages import start
 from pictures import encoded
-from recollect.core.recent import Recent
+from recollect.core.recent import LruCache
 from recollect.index import File, Index, Rows
 
 FOLDERS = ["Norway/Bergen", "Norway/Oslo's #1 100%", "Ärger & Söhne 😀", ""]
@@ -196,7 +196,7 @@ def test_a_search_can_be_sorted_by_date_and_show_scores(browser, album):
 
 def test_a_long_list_loads_its_shapes_when_scrolled(browser, album, monkeypatch):
     monkeypatch.setattr("recollect.web.session._FIRST", 50)
-    album.session._lists = Recent(16)
+    album.session._lists = LruCache(16)
     tab = Tab(browser, album)
     with tab.tab.expect_response("**/api/shapes") as answer:
         tab.tab.focus("#grid")
@@ -206,7 +206,7 @@ def test_a_long_list_loads_its_shapes_when_scrolled(browser, album, monkeypatch)
     width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
     for row in rows_of(tab)[:-1]:
         assert abs(row[-1][0] + row[-1][2] - row[0][0] - width) < 2
-    album.session._lists = Recent(16)
+    album.session._lists = LruCache(16)
     tab.clean()
 
 

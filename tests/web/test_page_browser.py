@@ -10,7 +10,7 @@ from pages import HOSTILE
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
-from recollect.core.recent import Recent
+from recollect.core.recent import LruCache
 from recollect.index import Index
 from recollect.index.search import rank_pictures
 from recollect.web.session import Listing
@@ -164,7 +164,7 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
     two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # the user returns to the tab
     two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    page.session._lists = Recent(16)  # evict the lists cached by the server
+    page.session._lists = LruCache(16)  # evict the lists cached by the server
     one.tab.focus("#grid")
     one.tab.keyboard.press("End")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")

@@ -24,11 +24,11 @@ Show = Literal["mean", "gain", "mean (gain)", "mean or gain", "relative", "numbe
 """``mean``: 67.6 ± 0.7; ``gain``: +7.3 ± 0.5, paired by seed; ``mean (gain)``: 67.6 ± 0.7 (+7.3); ``mean or gain``:
 gain in rows with ``over``, else mean; ``relative``: mean relative change in percent; ``number``: `Column.pattern`."""
 
-Formed = tuple[Sequence[StudyTable], Sequence[str]]
+TablesAndNotes = tuple[Sequence[StudyTable], Sequence[str]]
 """Tables of a study, and notes on all of them."""
 
 Measure = Callable[[StudyOptions], Measurements]
-Form = Callable[[Measurements], Formed]
+Form = Callable[[Measurements], TablesAndNotes]
 
 
 @dataclass(frozen=True)

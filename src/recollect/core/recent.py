@@ -9,18 +9,18 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
-class Recent(Generic[_Key, _Value]):
+class LruCache(Generic[_Key, _Value]):
     """Thread-safe least-recently-used cache.
 
     Args:
-        most: maximum total weight; beyond it the least recently used values are dropped, but never the newest one.
-        weigh: returns the weight of a value; 1 by default.
+        max_size: maximum total size; beyond it the least recently used values are dropped, but never the newest one.
+        size_of: returns the size of a value; 1 by default.
     """
 
-    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda value: 1) -> None:
-        self._most, self._weigh = most, weigh
+    def __init__(self, max_size: int, size_of: Callable[[_Value], int] = lambda value: 1) -> None:
+        self._max_size, self._size_of = max_size, size_of
         self._values: OrderedDict[_Key, _Value] = OrderedDict()
-        self._weight = 0
+        self._size = 0
         self._lock = threading.Lock()
 
     def get(self, key: _Key) -> _Value | None:
@@ -40,11 +40,11 @@ class Recent(Generic[_Key, _Value]):
         """Store a value, and return it."""
         with self._lock:
             if key in self._values:
-                self._weight -= self._weigh(self._values.pop(key))
+                self._size -= self._size_of(self._values.pop(key))
             self._values[key] = value
-            self._weight += self._weigh(value)
-            while self._weight > self._most and len(self._values) > 1:
-                self._weight -= self._weigh(self._values.popitem(last=False)[1])
+            self._size += self._size_of(value)
+            while self._size > self._max_size and len(self._values) > 1:
+                self._size -= self._size_of(self._values.popitem(last=False)[1])
         return value
 
     def get_or_create(self, key: _Key, make: Callable[[], _Value]) -> _Value:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.core.recent import Recent
+from recollect.core.recent import LruCache
 from recollect.core.types import ImageLike
 from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
@@ -26,7 +26,7 @@ class PixelCache:
     def __init__(self, transform: ImageTransform, max_bytes: int = _GIB) -> None:
         self.transform = transform
         self.unreadable: set[str] = set()
-        self._cache: Recent[str, np.ndarray] = Recent(max_bytes, lambda picture: picture.nbytes)
+        self._cache: LruCache[str, np.ndarray] = LruCache(max_bytes, lambda picture: picture.nbytes)
 
     def __len__(self) -> int:
         return len(self._cache)

@@ -111,7 +111,7 @@ def few_shot_curves(
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy (%)")
     dashed = "; level dashes: zero-shot" if zero_shot else ""
-    add_note_below(figure, f"{sets_of(frame)}{dashed}; {seeds_note(frame, 'bars: std over {} training seeds')}")
+    add_note_below(figure, f"{data_set_names(frame)}{dashed}; {seeds_note(frame, 'bars: std over {} training seeds')}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 
@@ -152,7 +152,7 @@ def add_note_below(figure: Figure, words: str) -> None:
     figure.supxlabel(lines, fontsize=7, color="0.35")
 
 
-def sets_of(frame: pd.DataFrame) -> str:
+def data_set_names(frame: pd.DataFrame) -> str:
     """Return the names of the data sets of a mean, without their common prefix."""
     names = [str(name) for name in dict.fromkeys(frame["data"])]
     if len(names) == 1:

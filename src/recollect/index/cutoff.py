@@ -65,7 +65,7 @@ class CutOff:
         mean, deviation = moments(query[None], self.mean, self.covariance)
         return float(mean[0] + self.threshold * deviation[0]) - _ROUNDING
 
-    def limit_among(self, query: Float32[np.ndarray, " width"], best: float) -> float | None:
+    def score_limit(self, query: Float32[np.ndarray, " width"], best: float) -> float | None:
         """Return the cosine at which results with the top score ``best`` end; None for no cut-off.
 
         An estimated cut-off applies only if the best result stands out: when a third of the pictures match, none does.

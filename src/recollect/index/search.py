@@ -112,7 +112,7 @@ def search_pictures(
 def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float) -> float | None:
     if not isinstance(min_score, CutOff):
         return min_score
-    return min_score.limit_among(vector, best) if query.only_words else None
+    return min_score.score_limit(vector, best) if query.only_words else None
 
 
 def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def move_pictures(
         for picture in _pictures(index, ids):
             movable = [file for file in picture.intact_files() if chosen is None or file.path in chosen]
             for file in movable:
-                target = folder or trash_of(file)
+                target = folder or trash_folder(file)
                 with user_errors(f"{file.path}: cannot be moved to {target}", OSError):
                     target.mkdir(parents=True, exist_ok=True)
                     done.files.append((file.path, str(move_file(Path(file.path), target / Path(file.path).name))))
@@ -134,13 +134,13 @@ def write_new(target: Path, data: bytes) -> Path:
     return free
 
 
-def trash_of(file: File) -> Path:
+def trash_folder(file: File) -> Path:
     """Return the trash folder of a file: at the top level of its source, so on the same disk."""
     path, place = Path(file.path), Path(file.place)
     return (place if file.place and path.is_relative_to(place) else path.parent) / TRASH
 
 
-def before_trash(file: File) -> Path:
+def path_before_trash(file: File) -> Path:
     """Return where a file in the trash was before; at the top level of its source if the subfolder is not known."""
     path, place = Path(file.path), Path(file.place)
     top, key = path.parent.parent, Path(file.key)

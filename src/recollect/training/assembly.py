@@ -32,7 +32,7 @@ from recollect.objectives import ContextObjective, ContrastiveObjective, Objecti
 from recollect.training.adapted import AdaptedTowers, add_adapters
 from recollect.training.card import DUAL_ENCODER, Subject
 from recollect.training.checkpoints import CONTENT, MODIFIED, WHOLE_CONTENT, Facts
-from recollect.training.checks import OBJECT, check_without_data, kind_errors, model_errors, warn_idle
+from recollect.training.checks import OBJECT_PREFIX, check_without_data, kind_errors, model_errors, warn_unused_options
 from recollect.training.locked import LockedSource, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
@@ -71,7 +71,7 @@ class Parts:
 
 def object_spec(source: Source) -> str:
     """Return the spec, in a recipe, of a source that is a Python object: its name and fingerprint."""
-    return f"{OBJECT}{source.name}@{source.fingerprint}"
+    return f"{OBJECT_PREFIX}{source.name}@{source.fingerprint}"
 
 
 def assemble_recipe(
@@ -108,7 +108,7 @@ def assemble_recipe(
     else:
         model = start_model(recipe.model, sources, recipe.seed)
     if place.first:
-        warn_idle(recipe, sources, model, place, needs)
+        warn_unused_options(recipe, sources, model, place, needs)
     check_agreement({"the tokenizer or the shape of the model": model.structure_fingerprint})
     objective = objective or build_objective(recipe.objective, model, recipe.seed)
     crops = training_transform(model, data)
@@ -181,9 +181,9 @@ def _in_words(known: Mapping[str, int | str]) -> str:
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:
-    name = spec.removeprefix(OBJECT).rpartition("@")[0]
+    name = spec.removeprefix(OBJECT_PREFIX).rpartition("@")[0]
     missing = f"{name}: a Python object of the program that trained. Pass it to train(sources=[...]) again."
-    refuse((spec.startswith(OBJECT), missing))
+    refuse((spec.startswith(OBJECT_PREFIX), missing))
     split = data.split if split_of(spec) is None else None  # a split in the address takes precedence
     source = open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
     if isinstance(source, TableSource) and source.kind == "caption" and source.columns.caption is None:

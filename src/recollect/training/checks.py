@@ -18,7 +18,7 @@ from recollect.training.options import FIRST_BIAS, Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.sharded import check_torch
 
-OBJECT = "object:"
+OBJECT_PREFIX = "object:"
 """Prefix of the spec of a source that is a Python object."""
 
 _TEXTS: dict[Kind, str] = {"caption": "captions", "label": "labels"}
@@ -57,7 +57,7 @@ def check_without_data(
         refuse((recipe.batch_size % place.size, words), (recipe.shard_weights and place.size == 1, single))
 
 
-def warn_idle(
+def warn_unused_options(
     recipe: Recipe,
     sources: Sequence[Source],
     model: DualEncoder,

@@ -33,8 +33,8 @@ from recollect.training.run_folder import (
     as_json,
     check_data,
     check_run_folder,
-    leaves_no_failed_start,
     prepare_run_folder,
+    remove_failed_start,
     run_finished,
     run_lock,
 )
@@ -124,7 +124,7 @@ def train(
             result_of_first(partial(check_data, last, parts.data))
         wait_for_all()  # all processes read the folder before the first one writes to it
         if place.first:
-            held.enter_context(leaves_no_failed_start(out))
+            held.enter_context(remove_failed_start(out))
         result_of_first(lambda: prepare_run_folder(out, recipe, last))
         run = _Run(recipe, out, parts, place, last, hooks, trackers)
         if run.metrics:

@@ -172,7 +172,7 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
 
 
 @contextmanager
-def leaves_no_failed_start(out: Path) -> Iterator[None]:
+def remove_failed_start(out: Path) -> Iterator[None]:
     """Remove the files of a new run that fails before its first metrics or checkpoint.
 
     Otherwise the corrected command would fail because the folder contains a run.

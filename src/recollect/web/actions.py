@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.index.export import CocoKind, export_index
-from recollect.index.transfer import Transfer, before_trash, copy_pictures, move_back, move_pictures, trash_of
+from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, path_before_trash, trash_folder
 from recollect.web.folder import absolute
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
@@ -58,7 +58,7 @@ class Actions:
             for picture in self.library.index.pictures(ids[start : start + _BATCH]):
                 files = picture.intact_files()
                 folders.update(str(Path(file.path).parent) for file in files)
-                trash |= {str(trash_of(file)) for file in files}
+                trash |= {str(trash_folder(file)) for file in files}
         return {
             "pictures": len(ids),
             "files": sum(folders.values()),
@@ -148,7 +148,7 @@ class Actions:
         with self._lock:
             index = self.library.index
             files = [file for each in index.pictures(ids) for file in each.files]
-            move_back(index, ids, [(str(before_trash(each)), each.path) for each in files if each.in_trash])
+            move_back(index, ids, [(str(path_before_trash(each)), each.path) for each in files if each.in_trash])
             index.restore(ids)
 
     def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:

@@ -153,18 +153,18 @@ def filters(session: Opened) -> dict[str, Any]:
 
 @router.post("/api/list")
 def list_tiles(session: Opened, body: Slice) -> dict[str, Any]:
-    return session.ask(lambda: session.answer(body))
+    return session.with_retry(lambda: session.answer(body))
 
 
 @router.post("/api/shapes")
 def shapes(session: Opened, body: Slice) -> Response:
-    found = session.ask(lambda: session.shapes(body))
+    found = session.with_retry(lambda: session.shapes(body))
     return Response(found, media_type="application/octet-stream")
 
 
 @router.post("/api/ids")
 def ids(session: Opened, body: IdsBody) -> dict[str, Any]:
-    return {"ids": session.ask(lambda: session.ids(body, body.start + body.count))}
+    return {"ids": session.with_retry(lambda: session.ids(body, body.start + body.count))}
 
 
 @router.get("/api/facets")
@@ -172,7 +172,7 @@ def facets(
     session: Opened, where: _Where = "", names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)
 ) -> dict[str, Any]:
     chosen = [name for name in names.split(",") if name]
-    return {"facets": session.ask(lambda: session.facets(chosen, where))}
+    return {"facets": session.with_retry(lambda: session.facets(chosen, where))}
 
 
 @router.get("/api/searches")
@@ -247,7 +247,7 @@ def show(session: Opened, id: str) -> dict[str, Any]:
 
 @router.get("/api/items/{id:path}")
 def item(session: Opened, id: str) -> dict[str, Any]:
-    (found,) = session.ask(lambda: session.library.pictures([id]))
+    (found,) = session.with_retry(lambda: session.library.pictures([id]))
     names = ("source", "folder", "width", "height", "taken", "camera")
     facts = {name: value for name in names if (value := getattr(found, name))}
     return {
@@ -281,7 +281,7 @@ def _picture(make: Any) -> Response:
 
 @router.get("/api/map")
 def layout(session: Opened, where: _Where = "") -> dict[str, Any]:
-    ids, points, method = session.ask(lambda: session.layout(where))
+    ids, points, method = session.with_retry(lambda: session.layout(where))
     of = len(session.selection(where).rows)
     version = session.library.view().version
     return {"version": version, "of": of, "ids": ids, "points": np.round(points, 4).ravel().tolist(),
@@ -290,13 +290,13 @@ def layout(session: Opened, where: _Where = "") -> dict[str, Any]:
 
 @router.get("/api/map/groups")
 def groups(session: Opened, by: Literal["folder", "label"], where: _Where = "") -> dict[str, Any]:
-    names, numbers = session.ask(lambda: session.map_groups(by, where))
+    names, numbers = session.with_retry(lambda: session.map_groups(by, where))
     return {"names": names, "groups": numbers}
 
 
 @router.get("/api/duplicates")
 def duplicates(session: Opened, where: _Where = "", kind: str = "", start: int = 0) -> dict[str, Any]:
-    shown = session.ask(lambda: session.selection(where).ids)
+    shown = session.with_retry(lambda: session.selection(where).ids)
     return session.duplicates.answer(set(shown), kind, start)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
 from recollect.core.errors import UserError
-from recollect.core.recent import Recent
+from recollect.core.recent import LruCache
 from recollect.data.sources.images import small_jpeg
 from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
@@ -113,7 +113,7 @@ class Library:
         self._checked = 0.0
         self._place = _place_of(index)
         self._view = self._read()
-        self._thumbnails: Recent[str, bytes] = Recent(_CACHE_BYTES, len)
+        self._thumbnails: LruCache[str, bytes] = LruCache(_CACHE_BYTES, len)
 
     @property
     def version(self) -> int:

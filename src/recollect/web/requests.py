@@ -39,7 +39,7 @@ class SearchTerm(Strict):
         return self
 
 
-class Ask(Strict):
+class ListRequest(Strict):
     """Definition of a list of pictures.
 
     Attributes:
@@ -63,7 +63,7 @@ class Ask(Strict):
     arrange: Literal["score", "newest", "oldest", "name"] = "score"
 
 
-class Slice(Ask):
+class Slice(ListRequest):
     """Range of a list.
 
     Attributes:
@@ -77,9 +77,9 @@ class Slice(Ask):
     revision: int | None = None
 
     @property
-    def ask(self) -> Ask:
+    def request(self) -> ListRequest:
         """Definition of the list, without the range."""
-        return Ask.model_construct(**{name: getattr(self, name) for name in Ask.model_fields})
+        return ListRequest.model_construct(**{name: getattr(self, name) for name in ListRequest.model_fields})
 
 
 class IdsBody(Slice):

@@ -17,7 +17,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable
-from recollect.core.recent import Recent
+from recollect.core.recent import LruCache
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term
 from recollect.index.annotations import LABELED
@@ -31,7 +31,7 @@ from recollect.web.folder import Additions, library_name
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
 from recollect.web.library import Library, ShownRows, View
-from recollect.web.requests import Ask, PicturesBody, SearchTerm, Slice
+from recollect.web.requests import ListRequest, PicturesBody, SearchTerm, Slice
 
 if TYPE_CHECKING:
     from recollect.efsa.rerank import EpisodeReranker
@@ -49,7 +49,7 @@ _WARM_AFTER = 1.0  # seconds
 
 @dataclass
 class Listing:
-    """List of pictures for an `Ask`.
+    """List of pictures for a `ListRequest`.
 
     Attributes:
         ids: ids of the pictures, best first; only the first ones of a long search.
@@ -76,7 +76,7 @@ class Listing:
         return replace(self, ids=ids, scores=np.concatenate([scores, self.scores[rest]]))
 
 
-ListKey = tuple[Ask, int | None, int | None]
+ListKey = tuple[ListRequest, int | None, int | None]
 """Definition of a list, with the version of the index and the revision of the labels it was computed from."""
 
 
@@ -100,12 +100,12 @@ class Session:
         self.duplicates = DuplicateFinder(self.library)
         self.additions = Additions(self.library, folder)
         self.actions = Actions(self.library, labels)
-        self._uploads: Recent[str, tuple[np.ndarray, bytes]] = Recent(
+        self._uploads: LruCache[str, tuple[np.ndarray, bytes]] = LruCache(
             _MAX_UPLOAD_BYTES, lambda upload: max(len(upload[1]), _MAX_UPLOAD_BYTES // _MAX_UPLOADS)
         )
-        self._lists: Recent[ListKey, Listing] = Recent(_MAX_LISTS)
-        self._selections: Recent[tuple[Any, ...], ShownRows] = Recent(_MAX_FILTERS)
-        self._facets: Recent[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = Recent(_MAX_FILTERS)
+        self._lists: LruCache[ListKey, Listing] = LruCache(_MAX_LISTS)
+        self._selections: LruCache[tuple[Any, ...], ShownRows] = LruCache(_MAX_FILTERS)
+        self._facets: LruCache[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = LruCache(_MAX_FILTERS)
         self._layout: tuple[int, Layout] | None = None
         self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
@@ -125,7 +125,7 @@ class Session:
 
         return Sorting(self.library, self.teacher, self._out, self._lock)
 
-    def ask(self, question: Callable[[], Answer]) -> Answer:
+    def with_retry(self, question: Callable[[], Answer]) -> Answer:
         """Call ``question``, and call it again if it fails because the open version was deleted meanwhile.
 
         Raises:
@@ -184,48 +184,48 @@ class Session:
 
     def _listing(self, part: Slice, end: int | None) -> tuple[View, ListKey, Listing]:
         """Return the list with at least ``end`` ids, or with all of them if None."""
-        view, ask = self.library.view(), part.ask
-        key: ListKey = (ask, part.version, part.revision)
+        view, request = self.library.view(), part.request
+        key: ListKey = (request, part.version, part.revision)
         listing = self._lists.get(key)
         if listing is None:
-            key = (ask, view.version, self.labels.revision)
-            listing = self._lists.get_or_create(key, lambda: self._make(ask, view))
+            key = (request, view.version, self.labels.revision)
+            listing = self._lists.get_or_create(key, lambda: self._make(request, view))
         if len(listing.ids) < listing.total and (end is None or end > len(listing.ids)):
-            listing = self._lists.put(key, self._extended(ask, listing))
+            listing = self._lists.put(key, self._extended(request, listing))
         return view, key, listing
 
-    def _make(self, ask: Ask, view: View) -> Listing:
-        if ask.order == "search":
-            return self._search(ask) if ask.terms else self._everything(ask, view)
+    def _make(self, request: ListRequest, view: View) -> Listing:
+        if request.order == "search":
+            return self._search(request) if request.terms else self._everything(request, view)
         if not view.ids:
             raise UserError("there are no pictures yet")
-        shown = self.selection(ask.where, view)
-        if ask.order == "sorted":
-            ids, scores, about = self.sorting.ranked(ask.show, shown)
+        shown = self.selection(request.where, view)
+        if request.order == "sorted":
+            ids, scores, about = self.sorting.ranked(request.show, shown)
             return Listing(ids, scores, len(ids), about)
-        if ask.label is None:
+        if request.label is None:
             raise UserError("choose a label first")
-        ids, scores = self.teacher.ranked(ask.label, ask.order, shown)
-        return Listing(ids, scores, len(ids), {"summary": self.teacher.summary(ask.label, shown)})
+        ids, scores = self.teacher.ranked(request.label, request.order, shown)
+        return Listing(ids, scores, len(ids), {"summary": self.teacher.summary(request.label, shown)})
 
-    def _everything(self, ask: Ask, view: View) -> Listing:
-        if ask.arrange == "score":
-            ids = self.selection(ask.where, view).ids
+    def _everything(self, request: ListRequest, view: View) -> Listing:
+        if request.arrange == "score":
+            ids = self.selection(request.where, view).ids
         else:
-            ids = sorted_ids(self.library.index, ask.arrange, ask.where or None)
+            ids = sorted_ids(self.library.index, request.arrange, request.where or None)
             ids = view.ids if ids == view.ids else ids  # unchanged order: share the list
         return Listing(ids, None, len(ids))
 
-    def _search(self, ask: Ask) -> Listing:
-        listing = self._ranked(ask)
-        listing = self._adapted(ask, listing) if ask.adapt else listing
-        return listing if ask.arrange == "score" else self._arranged(ask.arrange, listing)
+    def _search(self, request: ListRequest) -> Listing:
+        listing = self._ranked(request)
+        listing = self._adapted(request, listing) if request.adapt else listing
+        return listing if request.arrange == "score" else self._arranged(request.arrange, listing)
 
-    def _ranked(self, ask: Ask) -> Listing:
+    def _ranked(self, request: ListRequest) -> Listing:
         """Rank pictures as `Index.search` does, without reading them."""
-        where, cut = ask.where or None, self._cut[1] if self._cut is not None else None
+        where, cut = request.where or None, self._cut[1] if self._cut is not None else None
         (found,) = rank_pictures(
-            self.library.index, [self.query(ask.terms)], _FIRST, where=where, min_score=cut, lock=self._lock
+            self.library.index, [self.query(request.terms)], _FIRST, where=where, min_score=cut, lock=self._lock
         )
         about: dict[str, Any] = {"notes": list(found.notes)}
         if cut is not None and found.limit is not None:
@@ -244,11 +244,11 @@ class Session:
         about = {"notes": listing.about["notes"], "arranged": len(ids)}
         return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before)
 
-    def _extended(self, ask: Ask, listing: Listing) -> Listing:
+    def _extended(self, request: ListRequest, listing: Listing) -> Listing:
         """Extend a search to all its results, keeping the order of those already shown."""
         assert listing.scores is not None
         assert listing.vector is not None
-        found = self.library.index.lookup(listing.vector[None], listing.total, where=ask.where or None)
+        found = self.library.index.lookup(listing.vector[None], listing.total, where=request.where or None)
         ids = [id for id in found.ids[0].tolist() if id]
         complete = replace(listing, ids=ids, scores=found.scores[0, : len(ids)])
         complete = complete.after(listing.ids, listing.scores)  # an adapted model may have reordered them
@@ -281,15 +281,15 @@ class Session:
 
         return episode_reranker(self.library.index)
 
-    def _adapted(self, ask: Ask, plain: Listing) -> Listing:
+    def _adapted(self, request: ListRequest, plain: Listing) -> Listing:
         """Rerank the top results with the model adapted to the query (EFSA)."""
         from recollect.efsa.rerank import EPISODE
 
         if missing := self.cannot_adapt:
             raise UserError(missing)
         with self._lock:
-            query, depth = self.query(ask.terms, pixels=True), self.reranker.depth
-            hits = self.library.index.search(query, depth, where=ask.where or None, rerank=self.reranker)
+            query, depth = self.query(request.terms, pixels=True), self.reranker.depth
+            hits = self.library.index.search(query, depth, where=request.where or None, rerank=self.reranker)
         learned = [
             {"id": hit.id, "caption": hit.caption, "before": hit.zero_shot_rank, "after": rank}
             for rank, hit in enumerate(hits, start=1)
@@ -399,7 +399,7 @@ class Session:
                 cut = self.library.index.cut_off()
                 cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
             self._cut = state, cut
-            self._lists = Recent(_MAX_LISTS)  # existing lists lack the new cut-off
+            self._lists = LruCache(_MAX_LISTS)  # existing lists lack the new cut-off
 
     def _cut_of_marks(self) -> CutOff | None:
         """Learn a cut-off from marked pictures and the words of their labels; None if there are too few."""

@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedPictures:
     """All pictures by label.
 
     If a label has a cut-off, its pictures are those above it, which are also the likely matches counted in the panel.
@@ -64,7 +64,7 @@ class Sorting:
     def __init__(self, library: Library, teacher: Teaching, out: Path, lock: threading.RLock) -> None:
         self.library, self.teacher, self.out = library, teacher, out
         self._lock = lock
-        self._sorted: Sorted | None = None
+        self._sorted: SortedPictures | None = None
         self._sorting = threading.Lock()
         self._texts: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
 
@@ -127,7 +127,7 @@ class Sorting:
 
     # ---------------------------------------------------------------- all pictures sorted
 
-    def sorted(self, view: View) -> Sorted:
+    def sorted(self, view: View) -> SortedPictures:
         """Sort all pictures; computed once per change, even with concurrent calls.
 
         Raises:
@@ -153,7 +153,9 @@ class Sorting:
                 members[:, place], p[:, place], reportable[place] = cut.above, cut.probability, cut.enough_clicks
             best = np.where(members.any(axis=1), np.where(members, p, -1).argmax(axis=1), best)
             probability = p[np.arange(len(p)), best]
-            self._sorted = Sorted(view, revision, classifier, members, best, probability, reportable[best], certainty)
+            self._sorted = SortedPictures(
+                view, revision, classifier, members, best, probability, reportable[best], certainty
+            )
             return self._sorted
 
     def ranked(self, show: str, shown: ShownRows) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -185,7 +187,7 @@ class Sorting:
         best = rows[best_first(by)]
         return [view.ids[row] for row in best.tolist()], found.probability[best], self._counts(found, shown.rows)
 
-    def _counts(self, found: Sorted, rows: np.ndarray) -> dict[str, Any]:
+    def _counts(self, found: SortedPictures, rows: np.ndarray) -> dict[str, Any]:
         """Return the number of pictures per class, and held-out figures of the classifier."""
         classifier, unknown = found.classifier, found.unknown[rows]
         counts = zip(classifier.classes, found.members[rows].sum(axis=0).tolist(), strict=True)

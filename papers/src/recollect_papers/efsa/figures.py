@@ -23,7 +23,7 @@ from recollect_papers.efsa.tables import (
     ABLATED,
     AVERAGE,
     DEPTHS,
-    Differs,
+    VariedPart,
     arms_of,
     domains_of,
     form_arms,
@@ -42,7 +42,7 @@ from recollect_papers.efsa.world import (
     encoder_of,
     pools,
 )
-from recollect_papers.engine import Formed, TableStudy, paper_quote, report
+from recollect_papers.engine import TablesAndNotes, TableStudy, paper_quote, report
 from recollect_papers.measurements import Measurements
 from recollect_papers.plots import empty, error_line, framed
 from recollect_papers.study import StudyOptions, StudyReport
@@ -208,7 +208,7 @@ def _draw_4(found: Measurements) -> Figure:
     return figure
 
 
-def _form_4(found: Measurements) -> Formed:
+def _form_4(found: Measurements) -> TablesAndNotes:
     rows = {name: {"method": method} for name, method in _KINDS.items()}
     title = "Figure 4. What an episode changes"
     return [recall_form(title, "parameters", rows, found, found.context["notes"]).fill(found)], ()
@@ -244,7 +244,7 @@ def _measure_6(options: StudyOptions) -> Measurements:
 
 def _over(
     number: int, options: StudyOptions, where: EfsaWorld, arms: Mapping[str, Mapping[str, Any]], label: str,
-    differs: Differs, remarks: Sequence[str] = (),
+    differs: VariedPart, remarks: Sequence[str] = (),
 ) -> Measurements:  # fmt: skip
     """Measure recall of several arms, and zero-shot recall."""
     notes = [*notes_of(where, differs)[:2], f"paper: {paper_quote('efsa', f'figure-{number}')}"]
@@ -270,7 +270,7 @@ def _draw_over(found: Measurements) -> Figure:
     return figure
 
 
-def _form_over(found: Measurements, number: int) -> Formed:
+def _form_over(found: Measurements, number: int) -> TablesAndNotes:
     label = found.context["label"]
     return form_arms(found, f"Figure {number}. EFSA over {label}", label)
 

@@ -22,7 +22,7 @@ from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, open_runner, worlds
 from recollect_papers.real.data import HELD_STYLES, RealData
@@ -235,7 +235,7 @@ def _measure(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     domains: Sequence[str] = found.context["domains"]
     chosen: Sequence[str] = found.context["chosen"]
     base = {"way": "the model"}

@@ -24,7 +24,7 @@ from recollect_papers.efsa.world import (
     efsa_world,
     searched,
 )
-from recollect_papers.engine import Column, Formed, Printed, Row, TableForm, TableStudy, printed
+from recollect_papers.engine import Column, Printed, Row, TableForm, TablesAndNotes, TableStudy, printed
 from recollect_papers.measurements import Measurements
 from recollect_papers.study import StudyOptions, over
 
@@ -104,10 +104,10 @@ def columns_of(found: Measurements) -> list[Column]:
     return [*recalls, Column("gain", recall_at(found, AVERAGE, 1), "gain", {"method": "zero-shot"})]
 
 
-Differs = Literal["methods", "episodes", "captions", "nothing"]
+VariedPart = Literal["methods", "episodes", "captions", "nothing"]
 
 
-def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
+def notes_of(where: EfsaWorld, rows: VariedPart = "methods") -> tuple[str, ...]:
     """Return the notes below a table, by what differs between its rows."""
     episode = where.methods.episode
     gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
@@ -135,7 +135,7 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     return found
 
 
-def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
+def _every_method(found: Measurements, number: int, pool: PoolKind) -> TablesAndNotes:
     context, k = found.context, found.context["k"]
     paper, domains = printed("efsa", f"table-{number}"), domains_of(found)
     paper = paper.only(name for name in paper.columns if any(name.split(" ")[0] in each.lower() for each in domains))
@@ -184,7 +184,7 @@ def arms_of(found: Measurements) -> dict[str, dict[str, str]]:
     return rows | {name: {"arm": name, "method": "episode"} for name in arms}
 
 
-def form_arms(found: Measurements, title: str, head: str, paper: Printed | None = None) -> Formed:
+def form_arms(found: Measurements, title: str, head: str, paper: Printed | None = None) -> TablesAndNotes:
     """Form a table with a row for each of `arms_of`; labels give the limit set by the number of candidates."""
     context, rows = found.context, []
     for arm, at in arms_of(found).items():

@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.types import Encoder, Kind
-from recollect_papers.engine import Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import (
-    EVERY_SHOTS,
+    SHOT_NAMES,
     SMOKE_HEAD,
     TOWER,
     few_shot_address,
@@ -28,7 +28,7 @@ from recollect_papers.real.arms import (
     result_columns,
     worlds,
 )
-from recollect_papers.real.data import LIGHT
+from recollect_papers.real.data import LIGHT_ROLES
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import measure
 from recollect_papers.study import StudyOptions
@@ -76,7 +76,7 @@ def _arm(share: float) -> str:
 
 def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
-    runner = open_runner(options, "lixp-both", LIGHT)
+    runner = open_runner(options, "lixp-both", LIGHT_ROLES)
     data, roles, found = runner.data, runner.data.roles, Measurements()
     head = SMOKE_HEAD if smoke else HeadRecipe(steps=200)
     lit = replace(SMOKE_HEAD, image="none") if smoke else HeadRecipe("none", hidden=1024)
@@ -106,13 +106,13 @@ def _measure(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     sets, pools, chosen = tuple(found.context["testing"]), tuple(found.context["pools"]), found.context["chosen"]
     arms = (TOWER, LIT, HEAD, *map(_arm, SHARES))
     rows = [Row((arm, "chosen" if arm == chosen else ""), {"arm": arm}) for arm in arms]
     notes = []
     for other in (HEAD, LIT):
-        at: FigureAddress = {"measure": "few-shot", "part": "testing", "arm": chosen, "shots": EVERY_SHOTS}
+        at: FigureAddress = {"measure": "few-shot", "part": "testing", "arm": chosen, "shots": SHOT_NAMES}
         gain = found.paired(at, {"arm": other}, sets)
         p = gain.over_seeds_p()
         words = f"the chosen over {other}, few-shot: {gain.summary().signed()}, up on {gain.up()} of {len(sets)} sets"

@@ -12,7 +12,7 @@ from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation import plots
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
-from recollect_papers.engine import Column, Form, Formed, Measure, Row, TableForm, TableStudy, paper_quote
+from recollect_papers.engine import Column, Form, Measure, Row, TableForm, TablesAndNotes, TableStudy, paper_quote
 from recollect_papers.lixp.gains import gain_against_examples, gain_by_examples, log_linear_fit
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
@@ -83,7 +83,7 @@ def _draw_1(found: Measurements) -> Figure:
     return plots.few_shot_curves(_frame(found), pair, found.context["methods"], named)
 
 
-def _form_1(found: Measurements) -> Formed:
+def _form_1(found: Measurements) -> TablesAndNotes:
     frame, (plain, context) = _frame(found), found.context["pair"]
     saved = {method: efficiency(frame, context, plain, method) for method in found.context["methods"]}
     words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
@@ -96,7 +96,7 @@ def _draw_2(found: Measurements) -> Figure:
     return plots.gain_per_data_set(_frame(found), context, plain, _TIP, found.context["shots"])
 
 
-def _form_2(found: Measurements) -> Formed:
+def _form_2(found: Measurements) -> TablesAndNotes:
     (plain, context), sets, seeds = found.context["pair"], found.context["sets"], found.context["seeds"]
     gains = found.paired({**few_shot(found, _TIP), "arm": context}, {"arm": plain}, sets)
     rests = f"mean over {seeds} training seeds" if seeds > 1 else "one training seed"
@@ -122,12 +122,12 @@ def _draw_3(found: Measurements) -> Figure:
     axis.margins(y=0.15)
     frame = _frame(found)
     spread = plots.seeds_note(frame, "whiskers: std over {} training seeds, paired")
-    plots.add_note_below(figure, f"{plots.sets_of(frame)}; {spread}")
+    plots.add_note_below(figure, f"{plots.data_set_names(frame)}; {spread}")
     figure.legend(loc="outside upper right", frameon=False)
     return figure
 
 
-def _form_3(found: Measurements) -> Formed:
+def _form_3(found: Measurements) -> TablesAndNotes:
     return (), found.context["notes"][:1]
 
 
@@ -136,7 +136,7 @@ def _draw_5(found: Measurements) -> Figure:
     return gain_against_examples(_frame(found), context, plain, _TIP, found.context["shots"])
 
 
-def _form_5(found: Measurements) -> Formed:
+def _form_5(found: Measurements) -> TablesAndNotes:
     """Fit gains against the number of examples."""
     plain, context = found.context["pair"]
     table = gain_by_examples(_frame(found), context, plain, _TIP, found.context["shots"])
@@ -209,7 +209,7 @@ def _draw_4(found: Measurements) -> Figure:
     return figure
 
 
-def _form_4(found: Measurements) -> Formed:
+def _form_4(found: Measurements) -> TablesAndNotes:
     at, notes = few_shot(found, _TIP), tuple(found.context["notes"])
     arms = ["SigLIP", *(f"SigLIP + {length} x {name}" for length in POST_LENGTHS for name in ("SigLIP", "SigLIxP"))]
     columns = (Column("accuracy", at), Column("gain", at, "gain", {"arm": "SigLIP"}))
@@ -275,7 +275,7 @@ def _draw_6(found: Measurements) -> Figure:
     return figure
 
 
-def _form_6(found: Measurements) -> Formed:
+def _form_6(found: Measurements) -> TablesAndNotes:
     ends = ", ".join(
         f"{name.removeprefix(_START)}: {log['tau_context'].iloc[-1]:.2g}"
         for name, log in _logs(found).items()

@@ -12,16 +12,16 @@ import numpy as np
 
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, choose_method
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, draw, run_protocol, support_of
-from recollect_papers.engine import Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, open_runner, shot_columns, worlds
-from recollect_papers.real.data import LIGHT, FeatureSet
+from recollect_papers.real.data import LIGHT_ROLES, FeatureSet
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import few_shot_task
 from recollect_papers.study import StudyOptions, StudyTable
 
 METHODS = ("zero-shot", "prototype", "tip-adapter", "softmax", "softmax+zero-shot", "proker")
-SLOW = ("gda", "dmn-tf", "linear-probe")
+SLOW_METHODS = ("gda", "dmn-tf", "linear-probe")
 """Only at scale ``full``: these take minutes per draw at width 1,280."""
 SHOTS = (1, 2, 4, 8, 16)
 ACCURACY, CALIBRATION = "top-1", "ece"
@@ -30,10 +30,10 @@ WORLD = "LiT on EfficientNet-Lite0 and MiniLM (14,000 photographs with captions,
 
 def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
-    runner = open_runner(options, "lixp-methods", LIGHT)
+    runner = open_runner(options, "lixp-methods", LIGHT_ROLES)
     data = runner.data
     head = replace(SMOKE_HEAD, image="none") if smoke else HeadRecipe("none", hidden=1024)
-    methods = METHODS[:4] if smoke else (*METHODS, *(SLOW if options.scale == "full" else ()))
+    methods = METHODS[:4] if smoke else (*METHODS, *(SLOW_METHODS if options.scale == "full" else ()))
     found = Measurements()
     parts = {"choosing": data.roles.choosing, "testing": data.roles.testing}
     model = lru_cache(None)(partial(runner.model, head))
@@ -82,7 +82,7 @@ def _values(rows: Sequence[Mapping[str, object]], metric: str) -> list[float]:
     return [float(row[metric]) for row in rows if row.get(metric) is not None]  # type: ignore[arg-type]
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     context = found.context
     methods, choosing, testing = context["methods"], tuple(context["choosing"]), tuple(context["testing"])
     at: FigureAddress = {"arm": "", "measure": ACCURACY, "part": "testing", "set": testing}

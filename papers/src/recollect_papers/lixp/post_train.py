@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
-from recollect_papers.real.arms import EVERY_SHOTS, SMOKE_HEAD, TOWER, ArmRunner, open_runner, worlds
-from recollect_papers.real.data import LIGHT
+from recollect_papers.real.arms import SHOT_NAMES, SMOKE_HEAD, TOWER, ArmRunner, open_runner, worlds
+from recollect_papers.real.data import LIGHT_ROLES
 from recollect_papers.real.heads import HeadRecipe
 from recollect_papers.real.measure import measure_sets
 from recollect_papers.study import StudyOptions
@@ -63,7 +63,7 @@ DOMAINS = (
     Domain("products", "fashion", {"fashion": ("val",)}, {"fashion": ("test",)}, EVERYDAY, {"coco_captions": "val"}),
 )  # fmt: skip
 _SYNTHETIC_DOMAIN = Domain("synthetic", "a", {"a": ("test",)}, {"b": ("test",)}, {"c": ("test",)}, {"pairs": "test"})
-_ROLES = replace(LIGHT, whole=("ucm_captions", "fashion"))
+_ROLES = replace(LIGHT_ROLES, whole=("ucm_captions", "fashion"))
 
 
 def _measure(options: StudyOptions) -> Measurements:
@@ -131,10 +131,10 @@ def _post_trained(
 
 def _few(domain: Domain, role: str) -> FigureAddress:
     sets = tuple(domain.sets(role))
-    return {"measure": "few-shot", "domain": domain.name, "set": sets, "shots": EVERY_SHOTS}
+    return {"measure": "few-shot", "domain": domain.name, "set": sets, "shots": SHOT_NAMES}
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     tables = [form for each in found.context["domains"] for form in _tables(found, Domain(**each))]
     return [form.fill(found) for form in tables], [
         "settings were chosen on EuroSAT and UCM's validation pictures, or on those of fashion, with one seed"

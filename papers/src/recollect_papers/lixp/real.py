@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
-from recollect_papers.real.arms import EVERY_SHOTS, TOWER, ArmRunner, choose, open_runner, result_columns, worlds
-from recollect_papers.real.data import LIGHT, Roles
+from recollect_papers.real.arms import SHOT_NAMES, TOWER, ArmRunner, choose, open_runner, result_columns, worlds
+from recollect_papers.real.data import LIGHT_ROLES, Roles
 from recollect_papers.real.heads import LABELS, HeadRecipe
 from recollect_papers.study import StudyOptions
 
@@ -105,7 +105,7 @@ VARIATIONS = (
 """Arms of ``lixp/variations``: an MLP head (except LiT) with another loss, larger batches, or labels."""
 _STAGE_RATE = 1e-4
 _BRIEF: Mapping[str, Any] = {"seeds": 2, "steps": (100,)}
-UNLOCKED = (
+UNLOCKED_FAMILIES = (
     Family("MLP head, locked", HeadRecipe(), **_BRIEF),
     Family("MLP head, unlocked", HeadRecipe(stage_rate=_STAGE_RATE), "MLP head, locked", **_BRIEF),
     Family("MLP head, unlocked, context", HeadRecipe(stage_rate=_STAGE_RATE), "MLP head, unlocked", _ALPHA, **_BRIEF),
@@ -161,7 +161,7 @@ def _small(family: Family) -> Family:
     return replace(family, recipe=recipe, alphas=family.alphas[:1], seeds=2, steps=(5, 10))
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     sets, pools = tuple(found.context["testing"]), found.context["pools"]
     chosen: Mapping[str, str] = found.context["chosen"]
     rows = [Row((TOWER, ""), {"arm": TOWER}), *(Row((name, chosen[name]), {"arm": name}) for name in chosen)]
@@ -184,7 +184,7 @@ def _compared(found: Measurements) -> list[tuple[str, str]]:
 
 def _gain(found: Measurements, name: str, over: str, sets: Sequence[str], measure: str) -> Paired:
     at: FigureAddress = {"arm": name, "measure": measure, "part": "testing"}
-    return found.paired({**at, "shots": EVERY_SHOTS} if measure == "few-shot" else at, {"arm": over}, sets)
+    return found.paired({**at, "shots": SHOT_NAMES} if measure == "few-shot" else at, {"arm": over}, sets)
 
 
 def _tests(found: Measurements, sets: Sequence[str]) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _tests(found: Measurements, sets: Sequence[str]) -> Iterator[str]:
 
 
 def _by_set(sets: Sequence[str], chosen: Mapping[str, str]) -> TableForm:
-    few: FigureAddress = {"measure": "few-shot", "part": "testing", "shots": EVERY_SHOTS}
+    few: FigureAddress = {"measure": "few-shot", "part": "testing", "shots": SHOT_NAMES}
     columns = [Column(name, {**few, "arm": name}) for name in (TOWER, *chosen)]
     return TableForm("Few-shot accuracy set by set, mean of 1, 4 and 16 shots", ("set",),
                      [Row((name,), {"set": name}) for name in sets], columns, missing="")  # fmt: skip
@@ -212,7 +212,7 @@ def _choosing(found: Measurements) -> TableForm:
     for address, _, _ in found.rows():
         if address.get("part") == "choosing":
             at.setdefault(address["arm"], {}).setdefault(address["measure"], set()).add(address["set"])
-    few: FigureAddress = {"measure": "few-shot", "part": "choosing", "shots": EVERY_SHOTS}
+    few: FigureAddress = {"measure": "few-shot", "part": "choosing", "shots": SHOT_NAMES}
     sets = tuple(sorted(next(iter(at.values()))["few-shot"]))
     pool = tuple(next(iter(at.values()))["R@10"])
     found_at: FigureAddress = {"measure": "R@10", "part": "choosing", "set": pool}
@@ -224,14 +224,14 @@ real = TableStudy("lixp/real", _measure, _form, worlds(WORLD))
 
 
 def _measure_variations(options: StudyOptions) -> Measurements:
-    return _measured(options, open_runner(options, "lixp-variations", LIGHT), VARIATIONS, {})
+    return _measured(options, open_runner(options, "lixp-variations", LIGHT_ROLES), VARIATIONS, {})
 
 
 variations = TableStudy("lixp/variations", _measure_variations, _form, worlds(LESS))
 
 
 def _measure_unlocked(options: StudyOptions) -> Measurements:
-    return _measured(options, open_runner(options, "lixp-unlocked", LIGHT, maps=True), UNLOCKED, {})
+    return _measured(options, open_runner(options, "lixp-unlocked", LIGHT_ROLES, maps=True), UNLOCKED_FAMILIES, {})
 
 
 _UNLOCKED = (

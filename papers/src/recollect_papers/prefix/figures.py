@@ -25,8 +25,8 @@ from recollect_papers.prefix.maps import (
     classes_panel,
     clouds,
     images_panel,
-    in_plane,
     prefixes_panel,
+    project_tsne,
 )
 from recollect_papers.prefix.world import WORLDS_BY_SCALE, PrefixArm, job_of, measured, prefix_world
 from recollect_papers.study import StudyOptions, StudyReport, StudyTable
@@ -119,7 +119,7 @@ def _caption_texts(options: StudyOptions) -> list[str]:
 
 
 def _plane(options: StudyOptions) -> partial[np.ndarray]:
-    return partial(in_plane, perplexity=10.0 if options.scale == "smoke" else 30.0, seed=0)
+    return partial(project_tsne, perplexity=10.0 if options.scale == "smoke" else 30.0, seed=0)
 
 
 def _prompts(task: ClassificationTask, options: StudyOptions) -> list[tuple[str, ...]]:

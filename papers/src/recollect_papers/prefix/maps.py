@@ -25,7 +25,7 @@ SAME_SET_PERCENT = "same set as nearest (%)"
 _FEWEST_POINTS = 4
 
 
-def in_plane(
+def project_tsne(
     embeddings: Float[np.ndarray, "n width"], *, perplexity: float = 30.0, seed: int = 0
 ) -> Float[np.ndarray, "n 2"]:
     """Project unit embeddings by t-SNE (van der Maaten and Hinton, 2008), initialized by PCA.

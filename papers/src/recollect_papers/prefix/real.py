@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, open_runner, worlds
-from recollect_papers.real.data import LIGHT, RealData
+from recollect_papers.real.data import LIGHT_ROLES, RealData
 from recollect_papers.real.heads import (
     LABELS,
     TEMPLATES,
@@ -109,7 +109,7 @@ def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
 
 def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
-    runner = open_runner(options, "prefix-real", LIGHT)
+    runner = open_runner(options, "prefix-real", LIGHT_ROLES)
     data, head = runner.data, SMOKE_HEAD if smoke else HeadRecipe(loss="softmax")
     splits = {**data.roles.choosing, **data.roles.testing}
     own = ("a",) if smoke else OWN
@@ -149,7 +149,7 @@ COMPARED = (
 )
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     own, foreign, pools = (tuple(found.context[key]) for key in ("own", "foreign", "pools"))
     columns = [
         Column("by name, sets of the labels", {"measure": "zero-shot", "set": own}),

@@ -13,7 +13,7 @@ from recollect.core.types import Kind
 from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.evaluation.tasks.classification import RENAMED
 from recollect.evaluation.tasks.opening import open_tasks
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, printed
+from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy, printed
 from recollect_papers.measurements import Measurements
 from recollect_papers.prefix.world import (
     READINGS,
@@ -174,7 +174,7 @@ def _table(
             raise UserError(f"prefix/table-{number} --scale full needs {needs[1]}. Add --data {needs[0]}=SOURCE.")
         return measure(options, arms)
 
-    def form(found: Measurements) -> Formed:
+    def form(found: Measurements) -> TablesAndNotes:
         rows = [Row(head, read_at(arm.name, read), key) for head, arm, read, key in lines]
         paper, notes = printed("prefix", f"table-{number}"), tuple(found.context["notes"])
         table = TableForm(f"{name}. {title}", heads, rows, columns(found), paper, notes, "not run")
@@ -303,7 +303,7 @@ def _measure_9(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form_9(found: Measurements) -> Formed:
+def _form_9(found: Measurements) -> TablesAndNotes:
     rows = [
         Row((_OBJECTIVES[arm.base], str(batch), f"{examples:,}"), read_at(name, "caption"), key)
         for (arm, key), (name, batch, examples) in zip(TABLE_9_ARMS.items(), found.context["lines"], strict=True)

@@ -16,7 +16,7 @@ from recollect_papers.study import Scale, StudyOptions
 
 _FORMAT = 1  # increase when measurements change
 
-EVERY_SHOTS = tuple(map(str, SHOTS))
+SHOT_NAMES = tuple(map(str, SHOTS))
 TOWER = "tower, no head"
 SMOKE_HEAD = HeadRecipe(width=16, hidden=32, batch=64, steps=10)
 
@@ -119,7 +119,7 @@ def choose(
 def few_shot_address(data: RealData, arm: str) -> dict[str, Any]:
     """Return the address of few-shot accuracy on the choosing sets."""
     return {"arm": arm, "measure": "few-shot", "part": "choosing", "set": tuple(data.roles.choosing),
-            "shots": EVERY_SHOTS}  # fmt: skip
+            "shots": SHOT_NAMES}  # fmt: skip
 
 
 def recall_address(data: RealData, arm: str) -> dict[str, Any]:

@@ -133,7 +133,7 @@ ROLES = Roles(
     pools={"flickr8k": "test", "coco_captions": "val"},
 )  # fmt: skip
 
-LIGHT = Roles(
+LIGHT_ROLES = Roles(
     training=("coco_captions",),
     choosing={"eurosat": ("test",), "dtd10": ("test",)},
     testing={"imagenette": ("test",), "resisc12": ("test",), "flowers12": ("test",), "butterfly10": ("test",)},

@@ -154,7 +154,7 @@ class Bench:
         if arm is None:
             return self.model
         share, k = arm.share if arm.test_share is None else arm.test_share, arm.test_k or arm.k
-        index, near = Index.open(self.memory_of(share)), self.too_near(share, part)
+        index, near = Index.open(self.memory_of(share)), self.near_duplicates(share, part)
         if len(index) - len(near) < k:
             raise UserError(
                 f"{len(index) - len(near):,} pictures of the memory remain without near-duplicates of test pictures, "
@@ -162,7 +162,7 @@ class Bench:
             )
         return RetrievalEnhancedEncoder(self.model, index, self.fusion(arm), arm.mode, k, exclude_ids=near)
 
-    def too_near(self, share: float, part: MemoryPart) -> frozenset[str]:
+    def near_duplicates(self, share: float, part: MemoryPart) -> frozenset[str]:
         """Return the rows of the memory that are near-duplicates of test pictures (RECO, section 4.1)."""
         if self.near is None:
             return frozenset()

@@ -161,7 +161,7 @@ def _nearest(bench: Bench, vectors: np.ndarray, modality: By, search: Search, k:
     """Return the k nearest rows of the full memory for each vector, without near-duplicates of test pictures."""
     index, other = Index.open(bench.memory_of()), _MODALITIES[modality == "image"]
     compared = modality if search == "uni" else other
-    ids = index.lookup(vectors, k, compared, exclude=bench.too_near(1.0, "tasks") or None).ids
+    ids = index.lookup(vectors, k, compared, exclude=bench.near_duplicates(1.0, "tasks") or None).ids
     pictures = {each.id: each for each in index.pictures(sorted(set(ids.ravel().tolist()) - {""}))}
     return [[pictures[id] for id in row if id] for row in ids.tolist()]
 

@@ -29,10 +29,10 @@ from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
 from recollect.reco.pairs import Pairs
 from recollect.training.options import Data
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, ArmRunner, open_runner, worlds
-from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labeled
+from recollect_papers.real.data import HELD_STYLES, LIGHT_ROLES, FeatureSet, RealData, labeled
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, by_name, recall
 from recollect_papers.store import content_key
@@ -111,7 +111,7 @@ def analyzed_ways() -> tuple[Way, ...]:
 
 
 def _measure(options: StudyOptions) -> Measurements:
-    runner = open_runner(options, "reco-real", LIGHT)
+    runner = open_runner(options, "reco-real", LIGHT_ROLES)
     testing, pools = runner.data.roles.testing, runner.data.roles.pools
     found = _measured(options, runner, ways(), _Bench.measure, (*testing, *pools, "fashion"), [4, GROWTH])
     found.context.update(testing=list(testing), pools=list(pools))
@@ -318,7 +318,7 @@ def _write(pairs: Pairs, folder: Path, model: FeatureModel) -> None:
     Index.create(folder, width=pairs.images.shape[1], model=model.fingerprint).insert(rows)
 
 
-def _form(found: Measurements) -> Formed:
+def _form(found: Measurements) -> TablesAndNotes:
     names: Sequence[str] = found.context["ways"]
     testing = tuple(found.context["testing"])
     rows = [Row(("model alone", ""), {"arm": "model alone", "mode": ""})]
@@ -373,11 +373,11 @@ real = TableStudy("reco/real", _measure, _form, worlds(WORLD))
 
 
 def _measure_reading(options: StudyOptions) -> Measurements:
-    runner = open_runner(options, "reco-reading", LIGHT)
+    runner = open_runner(options, "reco-reading", LIGHT_ROLES)
     return _measured(options, runner, analyzed_ways(), _Bench.read, tuple(runner.data.roles.choosing), [])
 
 
-def _form_reading(found: Measurements) -> Formed:
+def _form_reading(found: Measurements) -> TablesAndNotes:
     rows = [Row(("model alone", ""), {"arm": "model alone", "mode": ""})]
     rows += [Row((name, mode), {"arm": name, "mode": mode}) for name in found.context["ways"] for mode in MODES]
     titles = {"concepts": "emoji by name", "choosing sets": "everyday index: EuroSAT and DTD by name"}

@@ -15,9 +15,9 @@ from recollect.reco.block import FusionSettings
 from recollect.reco.encoder import Mode
 from recollect_papers.engine import (
     Column,
-    Formed,
     Row,
     TableForm,
+    TablesAndNotes,
     TableStudy,
     paper_quote,
     paper_rows,
@@ -84,8 +84,8 @@ def _notes(
     baseline = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
     papers = full and bool(first.tasks) and set(first.tasks) <= set(PAPERS_SETS.values())
     left_out = [
-        f"{len(first.too_near(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates of "
-        f"{_TESTED[part]} and excluded"
+        f"{len(first.near_duplicates(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates "
+        f"of {_TESTED[part]} and excluded"
         for part in parts if first.near is not None
     ]  # fmt: skip
     paper_note = "" if papers else "; its columns are different data sets, so compare directions only"
@@ -123,7 +123,7 @@ def _measure_1(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form_1(found: Measurements) -> Formed:
+def _form_1(found: Measurements) -> TablesAndNotes:
     paper, rows = printed("reco", "table-1"), []
     for label in found.context["models"]:
         rows.append(Row((label,), {"model": label, "arm": _MODEL}))
@@ -160,7 +160,7 @@ def _measure_2(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form_2(found: Measurements) -> Formed:
+def _form_2(found: Measurements) -> TablesAndNotes:
     paper, label = printed("reco", "table-2"), found.context["model"]
     rows = [Row((label if arm == _MODEL else f"{label} + {arm}",), {"arm": arm}) for arm in ENTITY_ARMS]
     columns, notes = _gains(("seen", "unseen", "harmonic mean")), tuple(found.context["notes"])
@@ -197,7 +197,7 @@ def _measure_3(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form_3(found: Measurements) -> Formed:
+def _form_3(found: Measurements) -> TablesAndNotes:
     paper, measures = printed("reco", "table-3"), tuple(found.context["columns"])
     rows = []
     for arm in SEARCHES:
@@ -242,7 +242,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     return found
 
 
-def _form_4(found: Measurements) -> Formed:
+def _form_4(found: Measurements) -> TablesAndNotes:
     paper = printed("reco", "table-4")
     rows = [Row((arm,), {"arm": arm}, arm if arm in paper.rows else None) for arm in ("none", "text", "image", "both")]
     columns = [
@@ -307,7 +307,7 @@ def _readable(options: StudyOptions, bench: Bench) -> tuple[tuple[float, ...], t
     """Return the shares of the memory and k that have enough rows, and a note on those left out."""
     smoke = options.scale == "smoke"
     shares, tested = (_SMOKE_SHARES, (1, 5, 10)) if smoke else (SHARES, (1, 2, 5, 10, 20, 50))
-    rows = {share: bench.rows_of(share) - len(bench.too_near(share, "tasks")) for share in shares}
+    rows = {share: bench.rows_of(share) - len(bench.near_duplicates(share, "tasks")) for share in shares}
     large = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
     ks = tuple(k for k in tested if k <= rows[shares[-1]])
     left_out = [f"{share:.0%} of the memory" for share in shares if share not in large]
@@ -330,7 +330,7 @@ def _draw_figure_3(found: Measurements) -> Figure:
     return pictures.additional_training(training, _curves(found, "growing"), _curves(found, "reading"), column)
 
 
-def _form_figure_3(found: Measurements) -> Formed:
+def _form_figure_3(found: Measurements) -> TablesAndNotes:
     column, paper = found.context["column"], printed("reco", "figure-3")
     rows = [Row((name,), {"arm": name}, name if name in paper.rows else None) for name in TRAININGS]
     notes = tuple(found.context["notes"])

@@ -22,7 +22,7 @@ from recollect_papers.worlds.rendering import (
     background,
     paint,
     rotated,
-    set_apart,
+    separate_backgrounds,
     shades,
     with_noise,
 )
@@ -133,7 +133,7 @@ class GlyphWorld:
         )
         shade = shades(colors, derive_seed(key, "shade"), indices)
         ground = background(derive_seed(key, "ground"), indices, self.edge, nuisance.texture)
-        canvas = paint(set_apart(ground, shade), subject, shade)
+        canvas = paint(separate_backgrounds(ground, shade), subject, shade)
         return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
 
     def captions(self, characters: np.ndarray, masks: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
@@ -232,7 +232,7 @@ class GlyphLabels(GeneratedSource):
         chosen = [training[table.scripts[training] == numbers[script]][:_CLASSES] for script in _SCRIPTS]
         self.characters = np.concatenate(chosen)[_PARTS[self.part]]
         names = [table.names[character] for character in self.characters]
-        self.synonyms = tuple(in_other_words(name) for name in names)
+        self.synonyms = tuple(replace_by_synonyms(name) for name in names)
         others = self.synonyms if self.renamed else [None] * len(names)
         self.class_names = tuple(other or name for name, other in zip(names, others, strict=True))
         self.size = _PICTURES * len(self.characters)
@@ -290,7 +290,7 @@ SYNONYMS: dict[str, str] = dict(pair.split("=") for pair in _PAIRS.split())
 """Synonyms by word; no synonym is also a word of a name."""
 
 
-def in_other_words(name: str) -> str | None:
+def replace_by_synonyms(name: str) -> str | None:
     """Replace every word of a name by its synonym; None if a word has none."""
     words = re.sub(r"[^a-z0-9 ]", " ", name).split()
     return " ".join(SYNONYMS[word] for word in words) if all(word in SYNONYMS for word in words) else None

@@ -140,7 +140,7 @@ def shades(colors: np.ndarray, key: int, indices: np.ndarray) -> Tensor:
     return (_COLORS[torch.from_numpy(colors)] + 0.24 * jitter).clamp(0, 1)
 
 
-def set_apart(ground: Tensor, shade: Tensor) -> Tensor:
+def separate_backgrounds(ground: Tensor, shade: Tensor) -> Tensor:
     """Shift backgrounds whose color is too close to the subject's."""
     difference = shade - ground.mean((2, 3))
     distance = difference.norm(dim=1, keepdim=True)

@@ -15,16 +15,16 @@ from recollect_papers.worlds.glyph_tasks import (
 )
 from recollect_papers.worlds.latents import latent_few_shot_tasks, latent_zero_shot_tasks, sized_few_shot_tasks
 
-Make = Callable[[Any, str], list[ClassificationTask]]
+MakeTasks = Callable[[Any, str], list[ClassificationTask]]
 """Creates tasks from a world or label set, and a split."""
 
-FEW_SHOT: dict[str, Make] = {
+FEW_SHOT: dict[str, MakeTasks] = {
     "latents": latent_few_shot_tasks,
     "latents:sizes": sized_few_shot_tasks,
     "glyphs": glyph_few_shot_tasks,
     **dict.fromkeys(LABEL_SETS, label_set_tasks),
 }
-ZERO_SHOT: dict[str, Make] = {
+ZERO_SHOT: dict[str, MakeTasks] = {
     "latents": latent_zero_shot_tasks,
     "glyphs": glyph_zero_shot_tasks,
     "glyphs:prompts": prompt_tasks,
