@@ -148,10 +148,7 @@ def test_a_folder_of_images_per_class(make, shade):
 
 def test_class_names_for_folders_named_by_id(make, capfd):
     make.pictures(["train/n01440764/a.png", "train/n02102040/b.png", "val/n02102040/c.png"], "imagenet")
-    folder, text = (
-        str(make.folder / "imagenet"),
-        "\n".join(["crane", "crane"]),
-    )  # ImageNet has two classes with this name
+    folder, text = str(make.folder / "imagenet"), "crane\ncrane"  # ImageNet has two classes with this name
     assert open_source(folder).class_names == ("n01440764", "n02102040")
     assert "WordNet" in capfd.readouterr().err
     make.text("imagenet/classnames.txt", text)
@@ -463,29 +460,16 @@ def test_ids_are_unique_and_unaffected_by_filters(twenty):
 
 
 def test_the_fingerprint_depends_on_the_content_not_on_the_path(make):
-    rows = {"caption": ["a", "b"]}
-    first, copy, other = (
-        open_source(str(make.parquet(columns, name)))
-        for columns, name in (
-            (rows, "1/set.parquet"),
-            (rows, "2/set.parquet"),
-            ({"caption": ["a", "c"]}, "3/set.parquet"),
-        )
-    )
-    assert first.fingerprint == copy.fingerprint
-    assert first.fingerprint != other.fingerprint
+    def fingerprint(folder, *captions):
+        return open_source(str(make.parquet({"caption": captions}, f"{folder}/set.parquet"))).fingerprint
+
+    assert fingerprint(1, "a", "b") == fingerprint(2, "a", "b") != fingerprint(3, "a", "c")
 
 
 def test_the_fingerprint_changes_with_split_filter_and_columns(twenty):
-    prints = [
-        open_source(twenty).fingerprint,
-        open_source(twenty, split="test").fingerprint,
-        open_source(twenty, split="train[:5]").fingerprint,
-        open_source(twenty, split="train[5:]").fingerprint,
-        open_source(f"{twenty}?style=photo").fingerprint,
-        open_source(twenty, columns=Columns(caption="style")).fingerprint,
-    ]
-    assert len(set(prints)) == len(prints)
+    sources = [open_source(twenty, split=split) for split in (None, "test", "train[:5]", "train[5:]")]
+    sources += [open_source(f"{twenty}?style=photo"), open_source(twenty, columns=Columns(caption="style"))]
+    assert len({source.fingerprint for source in sources}) == len(sources)
 
 
 def test_the_fingerprint_of_a_csv_covers_its_images(make):

@@ -110,15 +110,11 @@ def test_a_pair_matches_its_towers_in_plain_transformers_and_loads_again(name, v
     folder = vision(name)
     model = pair_towers(folder, bert, width=12)
     kind, _, processor = BACKBONES[name]
-    plain, text, words = (
-        kind.from_pretrained(folder).eval(),
-        BertModel.from_pretrained(bert).eval(),
-        AutoTokenizer.from_pretrained(bert),
-    )
+    plain, text = kind.from_pretrained(folder).eval(), BertModel.from_pretrained(bert).eval()
     with torch.no_grad():
         pixels = PROCESSORS[processor](list(PICTURES), return_tensors="pt").pixel_values
         images = F.normalize(model.project_images(plain(pixel_values=pixels).pooler_output.flatten(1)), dim=1)
-        tokens = words(TEXTS, padding=True, return_tensors="pt")
+        tokens = AutoTokenizer.from_pretrained(bert)(TEXTS, padding=True, return_tensors="pt")
         states, mask = text(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
         texts = F.normalize(model.project_texts((states * mask).sum(1) / mask.sum(1)), dim=1)
     torch.testing.assert_close(model.embed_images(PICTURES), images, atol=2e-5, rtol=0)

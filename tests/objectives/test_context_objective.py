@@ -126,10 +126,17 @@ def make(base="sigmoid", alpha=0.7, form="dense", **options):
 
 
 def gradients(loss, objective, inputs):
-    parameters = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    leaves = [tensor for tensor in inputs.values() if torch.is_tensor(tensor) and tensor.requires_grad]
-    found = torch.autograd.grad(loss, leaves + parameters, allow_unused=True)
-    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves + parameters, found, strict=True)]
+    leaves = [*objective.parameters(), *filter(torch.is_tensor, inputs.values())]
+    leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+
+def assert_same(result, expected, objective, inputs):
+    """Compare a loss, its report and all gradients with a reference loss in float64."""
+    loss, report = result
+    torch.testing.assert_close([loss, report["loss"]], [expected] * 2, rtol=1e-10, atol=1e-10)
+    found, wanted = (gradients(each, objective, inputs) for each in (loss, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
 def make_inputs(objective, labels=None):
@@ -145,12 +152,7 @@ def make_inputs(objective, labels=None):
 def test_every_ablation_equals_the_slow_reference_in_value_and_gradients(ablation, form, base):
     objective = make(base, form=form, **ABLATIONS[ablation])
     inputs = make_inputs(objective, torch.tensor([0, 1, 0, -1, 2, 1, -1, 0, 3]) if base == "label" else None)
-    loss, report = objective(**inputs)
-    expected = reference(objective, **inputs)
-    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
-    for ours, theirs in zip(gradients(loss, objective, inputs), gradients(expected, objective, inputs), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert_same(objective(**inputs), reference(objective, **inputs), objective, inputs)
 
 
 @pytest.mark.parametrize("base", ["sigmoid", "softmax", "label"])
@@ -175,7 +177,6 @@ def test_without_ablations_it_equals_the_plain_objective_bit_for_bit(base, form,
 def test_label_smoothing_equals_explicit_soft_targets(base):
     objective = ContrastiveObjective(base, scale=6.0, bias=-2.0, smoothing=0.15).double()
     images, texts = rows(BATCH).requires_grad_(), rows(BATCH, seed=1).requires_grad_()
-    loss, report = objective(images, texts)
     unit, words = images / images.norm(dim=1, keepdim=True), texts / texts.norm(dim=1, keepdim=True)
     logits = objective.term.log_scale.exp() * unit @ words.T + (0.0 if base == "softmax" else objective.term.bias)
     targets = torch.full((BATCH, BATCH), 0.15 / (BATCH - 1), dtype=torch.float64).fill_diagonal_(0.85)
@@ -183,11 +184,8 @@ def test_label_smoothing_equals_explicit_soft_targets(base):
         cells = targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log()
     else:
         cells = targets * (logits.log_softmax(0) + logits.log_softmax(1)) / 2
-    expected = -cells.sum() / BATCH
-    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
-    for ours, theirs in zip(*(torch.autograd.grad(each, (images, texts)) for each in (loss, expected)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    inputs = {"images": images, "texts": texts}
+    assert_same(objective(**inputs), -cells.sum() / BATCH, objective, inputs)
 
 
 def test_the_ablations_cover_every_option():
@@ -201,15 +199,10 @@ def test_with_active_rows_only_members_of_the_subset_are_masked(form):
     inputs = make_inputs(objective)
     losses = []
     for seed in range(6):
-        loss, _ = objective(**inputs, seed=seed)
+        result = objective(**inputs, seed=seed)
         chosen = torch.randperm(BATCH, generator=torch.Generator().manual_seed(seed))[:4].sort().values.tolist()
-        expected = reference(objective, **inputs, chosen=chosen)
-        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
-        for ours, theirs in zip(
-            gradients(loss, objective, inputs), gradients(expected, objective, inputs), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
-        losses.append(loss.item())
+        assert_same(result, reference(objective, **inputs, chosen=chosen), objective, inputs)
+        losses.append(result[0].item())
     assert len(set(losses)) > 3
 
 
@@ -354,9 +347,7 @@ def test_stale_rows_are_stored_and_used_in_later_steps(more, form):
         count = BATCH - step % 3
         inputs = {"images": rows(count, seed=10 + step), "texts": rows(count, seed=1)}
         expected = reference(objective, **inputs, stale=past)
-        loss, _ = objective(**inputs)
-        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
-        loss.backward()
+        assert_same(objective(**inputs), expected, objective, inputs)
         past = (past + list(inputs["images"]))[-objective.options.stale_rows :]
         # Compare as sets: the buffer is circular, and attention ignores the order.
         assert {tuple(row.tolist()) for row in objective.stale[: len(past)]} == {tuple(row.tolist()) for row in past}
@@ -414,14 +405,9 @@ def test_copies_are_neither_negatives_nor_context(base, mask, duplicate_ids, for
     inputs = {"images": rows(BATCH).requires_grad_(), "texts": rows(BATCH, seed=1).requires_grad_()}
     labels = torch.tensor([0, 1, 0, -1, -1, 2, -1, 1, -1]) if base == "label" else None
     expected = without_copies(objective, **inputs, duplicate_ids=duplicate_ids, labels=labels)
-    leaves = [*inputs.values(), *objective.parameters()]
-    wanted = torch.autograd.grad(expected, leaves, allow_unused=True, materialize_grads=True)
-    loss, report = objective(**inputs, duplicate_ids=duplicate_ids, labels=labels)
-    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
-    assert all(value.isfinite() for value in report.values())
-    for ours, theirs in zip(torch.autograd.grad(loss, leaves, materialize_grads=True), wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    result = objective(**inputs, duplicate_ids=duplicate_ids, labels=labels)
+    assert all(value.isfinite() for value in result[1].values())
+    assert_same(result, expected, objective, inputs)
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
@@ -439,12 +425,7 @@ def test_a_row_does_not_attend_to_its_own_stale_copies(repeats, more, form, monk
         images, texts = rows(BATCH, seed=step).requires_grad_(), rows(BATCH, seed=9 + step).requires_grad_()
         inputs = {"images": images, "texts": texts}
         expected = without_copies(objective, **inputs, duplicate_ids=duplicate_ids, labels=None, past=past)
-        leaves = [*inputs.values(), *objective.parameters()]
-        wanted = torch.autograd.grad(expected, leaves, allow_unused=True, materialize_grads=True)
-        loss, _ = objective(**inputs, duplicate_ids=duplicate_ids)
-        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
-        for ours, theirs in zip(torch.autograd.grad(loss, leaves, materialize_grads=True), wanted, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        assert_same(objective(**inputs, duplicate_ids=duplicate_ids), expected, objective, inputs)
         new = zip(inputs["images"].detach(), duplicate_ids, strict=True)
         past = [*past, *((row, known) for row, known in new)][-BATCH - 4 :]
 

@@ -88,9 +88,7 @@ def test_a_text_reads_other_pictures_with_its_caption_in_training_as_in_testing(
         return float((read[:, 1:] == read[:, :1]).float().mean())
 
     assert own_captions_read("image") == 1
-    assert (
-        own_captions_read("searched") == 0
-    )  # as in the paper: such pictures are read in testing, but never in training
+    assert own_captions_read("searched") == 0  # as in the paper: read in testing, but never in training
 
 
 def test_both_searches_skip_near_duplicate_pictures(pairs):
@@ -128,9 +126,7 @@ def test_a_picture_never_reads_its_own_captions():
         assert not np.isclose(read @ means[row // 3], 1, atol=1e-6).any()
         read = found.tokens("text", torch.tensor([row]))[0, 1:].numpy()
         assert not np.isclose(read @ images[row], 1, atol=1e-6).any()
-        assert (
-            len(np.unique(read.round(6), axis=0)) == 5
-        )  # five distinct pictures, even if several captions of one are near
+        assert len(np.unique(read.round(6), axis=0)) == 5  # distinct, even if several captions of one are near
         assert own.shape == (3, 16)
     assert len(torch.unique(found.pictures)) == 6
     assert len(torch.unique(found.captions)) == 18
