@@ -55,8 +55,7 @@ def workspace(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [("latents-siglixp", {}), ("siglixp-tiny", {"chunk": 4, "average": 0.5}), ("prefix-tiny", {})],
+    ("name", "changes"), [("latents-siglixp", {}), ("siglixp-tiny", {"chunk": 4, "average": 0.5}), ("prefix-tiny", {})]
 )
 def test_training_on_a_gpu_gives_the_same_weights_as_on_the_cpu(name, changes, workspace, tmp_path):
     recipe = replace(RECIPES[name](), steps=2, batch_size=8, log_every=1, **changes)

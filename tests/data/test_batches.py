@@ -410,17 +410,13 @@ def test_only_the_trainer_handles_stop_signals(captions, tmp_path):
 
 
 def test_sources_of_equal_length_have_different_orders(captions):
-    everything = np.arange(len(captions))
-    two = DataMix(
-        (Subset(captions, everything, name="one"), Subset(captions, everything, name="two")), sampling="equal"
-    )
-    batch = stream(two, 2 * len(captions)).batch(0)
-    orders = [
-        [id for id, source in zip(batch.ids, batch.sources, strict=True) if source == name] for name in ("one", "two")
-    ]
-    assert sorted(orders[0]) == sorted(orders[1])
-    places = [stream(two, 2 * len(captions))._orders[number](everything) for number in (0, 1)]
-    assert not np.array_equal(*places)
+    everything, names = np.arange(len(captions)), ("one", "two")
+    sources = tuple(Subset(captions, everything, name=name) for name in names)
+    both = stream(DataMix(sources, sampling="equal"), 80)
+    batch = both.batch(0)
+    one, two = (sorted(batch.ids[row] for row in range(80) if batch.sources[row] == name) for name in names)
+    assert one == two
+    assert not np.array_equal(*(order(everything) for order in both._orders))
 
 
 def test_synonyms_and_templates_are_drawn_independently(make):

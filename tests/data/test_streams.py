@@ -87,9 +87,7 @@ def test_consecutive_steps_read_few_shards_and_each_rank_only_some(places):
 
 @settings(max_examples=8)
 @given(
-    sizes=st.lists(st.integers(1, 9), min_size=60, max_size=90),
-    together=st.integers(1, 20),
-    seed=st.integers(0, 99),
+    sizes=st.lists(st.integers(1, 9), min_size=60, max_size=90), together=st.integers(1, 20), seed=st.integers(0, 99)
 )
 def test_block_order_passes_are_permutations_without_duplicates_across_the_boundary(sizes, together, seed):
     sizes = np.array(sizes)

@@ -7,24 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-)
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 import guide_world
 from recollect.core.errors import UserError
 from recollect.efsa.caption_file import CaptionFile
-from recollect.efsa.captioner import (
-    CaptionerOptions,
-    TransformersCaptioner,
-    caption_index,
-    caption_source,
-)
+from recollect.efsa.captioner import CaptionerOptions, TransformersCaptioner, caption_index, caption_source
 from recollect.index import Index
 from recollect.index.rows import Rows
 from recollect.models.transformers.encoder import quiet
@@ -34,31 +23,20 @@ WORDS = (
     *(":", "with", "of", "words", "30", "maximum", "in", "detail", "."),
 )
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-PICTURES = {"image_size": 16, "patch_size": 8}
 
 
 def save_llava(folder, template):
     words = guide_world.word_tokenizer("<image>", *WORDS, additional_special_tokens=["<image>"])
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**SMALL, **PICTURES),
-        text_config=LlamaConfig(
-            **SMALL,
-            initializer_range=0.5,
-            vocab_size=len(words),
-            num_key_value_heads=2,
-            bos_token_id=2,
-            eos_token_id=3,
-            pad_token_id=0,
-        ),
-        image_token_index=5,
-    )
+    numbers = {"num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    text = LlamaConfig(**SMALL, **numbers, initializer_range=0.5, vocab_size=len(words))
+    vision = CLIPVisionConfig(**SMALL, image_size=16, patch_size=8)
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=5)
     LlavaForConditionalGeneration(config).save_pretrained(folder)
     image = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     turn = "USER : {% for part in messages[0].content %}{{ part.text or '<image>' }} {% endfor %}ASSISTANT :"
-    extra = {"chat_template": turn} if template else {}
-    LlavaProcessor(
-        image, words, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1, **extra
-    ).save_pretrained(folder)
+    options = {"chat_template": turn} if template else {}
+    options |= {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    LlavaProcessor(image, words, **options).save_pretrained(folder)
 
 
 SAVERS = {

@@ -44,8 +44,7 @@ def cases(draw):
     captions = generator.integers(0, k, size=(2, k))  # equal numbers mean equal captions
     pairs = generator.random((2, k)) < draw(st.sampled_from([0.3, 1.0]))
     options = EpisodeOptions(
-        direction=draw(st.sampled_from(["image-to-text", "symmetric"])),
-        margin=draw(st.sampled_from([0.0, 0.2, 0.7])),
+        direction=draw(st.sampled_from(["image-to-text", "symmetric"])), margin=draw(st.sampled_from([0.0, 0.2, 0.7]))
     )
     images, texts = generator.normal(size=(2, 2, k, 4))
     return images, texts, captions, pairs, draw(st.sampled_from([1.0, 14.0])), options

@@ -43,8 +43,7 @@ def load_error(name) -> str:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("tiny-conv", torch.float64), ("siglip", torch.float64), ("clip", torch.bfloat16)],
+    ("family", "dtype"), [("tiny-conv", torch.float64), ("siglip", torch.float64), ("clip", torch.bfloat16)]
 )
 def test_the_default_dtype_and_inference_mode_do_not_affect_a_loaded_model(family, dtype, checkpoint, tmp_path):
     """Users may work in float64 or without gradients."""

@@ -7,15 +7,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
-from recollect.models.lora import (
-    AdapterOptions,
-    adapter_sites,
-    add_lora,
-    initial_weights,
-    load_lora,
-    merged,
-    save_lora,
-)
+from recollect.models.lora import AdapterOptions, adapter_sites, add_lora, initial_weights, load_lora, merged, save_lora
 
 BLOCK = {
     "clip": ["k_proj", "v_proj", "q_proj", "out_proj", "fc1", "fc2"],

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 import slow_losses
-from recollect.objectives import (
-    attend,
-    contextualize,
-    label_contrastive,
-    sigmoid_contrastive,
-    softmax_contrastive,
-)
+from recollect.objectives import attend, contextualize, label_contrastive, sigmoid_contrastive, softmax_contrastive
 from slow_losses import contrastive_loss, rows
 
 SIZES = [(2, 1), (5, 2), (23, 7), (24, 8), (9, 64)]

@@ -271,10 +271,7 @@ def test_a_trained_fusion_uses_index_rows_of_new_concepts(world, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"newness": Newness("offsets"), "mask": "both", "fusion": FusionSettings(1)},
-    ],
+    [{}, {"newness": Newness("offsets"), "mask": "both", "fusion": FusionSettings(1)}],
     ids=["paper", "offsets"],
 )
 def test_an_interrupted_run_resumes_to_the_same_weights(world, tmp_path, monkeypatch, changes):

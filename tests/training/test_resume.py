@@ -22,15 +22,7 @@ from recollect.training.options import Data, Recipe
 from recollect.training.ranks import check_agreement
 from run_files import files, metrics, weights
 
-RECIPE = Recipe(
-    data=Data(sources=("stand-in",)),
-    steps=7,
-    batch_size=8,
-    chunk=3,
-    log_every=2,
-    checkpoint_every=2,
-    checkpoints_kept=2,
-)
+RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=7, batch_size=8, chunk=3, log_every=2, checkpoint_every=2)
 
 
 @pytest.fixture(scope="module")
