@@ -1,5 +1,6 @@
 """Every family of dual encoders has the same methods and matches transformers."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -192,7 +193,7 @@ def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels, be
             size={"height": 39, "width": 39}, crop_size=size, do_center_crop=True, rescale_factor=1 / 127.5,
             rescale_offset=True, do_normalize=False, include_top=False, resample=2,
         )  # fmt: skip
-    VisionTextDualEncoderProcessor(images, bert_words).save_pretrained(tmp_path / kind)
+    VisionTextDualEncoderProcessor(images, deepcopy(bert_words)).save_pretrained(tmp_path / kind)  # changes it
     encoder = load_model(tmp_path / kind, "cpu")
     plain = AutoProcessor.from_pretrained(tmp_path / kind).image_processor(pictures, return_tensors="pt")[
         "pixel_values"
