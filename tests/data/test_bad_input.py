@@ -55,7 +55,7 @@ def test_the_error_names_a_missing_or_invalid_column(make, columns, options, cul
 
 
 def test_the_error_for_a_structure_suggests_its_caption_field(make):
-    """WebDatasets of .jpg and .json have one; the structure itself, as text, is not a caption."""
+    """In WebDatasets of .jpg and .json, captions are inside a structure, whose text form is not a caption."""
     encoded_json = [json.dumps({"width": 8, "caption": f"picture {number}"}).encode() for number in range(3)]
     shard = make.tar(
         [(f"{n:04}", {"png": make.encoded(make.picture(n)), "json": each}) for n, each in enumerate(encoded_json)]

@@ -46,7 +46,7 @@ def same(one, other):
 
 
 def test_a_batch_as_large_as_its_sources_contains_each_sample_once(captions, labels):
-    """And `max_samples` does not exceed the sizes of the sources, so no duplicates are expected."""
+    """`max_samples` stays within the sizes of the sources too, so no duplicates are expected."""
     sizes = (len(captions), len(labels))
     whole = stream(DataMix((captions, labels)), sum(sizes))
     assert whole.max_samples(300) == sizes
@@ -227,7 +227,7 @@ def test_a_context_shares_no_sample_with_its_batch(captions):
 
 
 class World(Source):
-    """Source that generates whole batches of vectors; row i depends only on sender index and the seed."""
+    """Source that generates whole batches of vectors; row i depends only on its index and the seed."""
 
     name, class_names, fingerprint = "world", ("a", "b", "c", "d"), "w"
 

@@ -83,7 +83,7 @@ def test_the_batch_size_does_not_affect_embeddings(model, arrays, expected):
         model.embed_images(arrays, batch_size=0)
 
 
-def test_arrays_may_have_zero_one_three_or_four_channels_but_not_channels_first(model, arrays, expected):
+def test_arrays_may_have_no_channel_axis_or_one_three_or_four_channels_in_the_last_axis(model, arrays, expected):
     gray = arrays[:, :, :, :1]
     assert torch.equal(model.embed_images(gray[0, :, :, 0]), model.embed_images(gray[0].repeat(3, axis=2)))
     opaque = np.concatenate([arrays, np.full_like(gray, 255)], axis=3)

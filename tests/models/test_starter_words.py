@@ -51,7 +51,7 @@ def search_in_process(folder, *filters):
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_onnx_text_embeddings_match_the_starter(starter, tmp_path, monkeypatch):
+def test_numpy_text_embeddings_match_the_starter(starter, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     texts = ["a red boat", "", "Two dogs near a café, naïve façade!", "日本語", "word " * 400]
     assert starter_words(starter.fingerprint) is None  # nothing is saved yet

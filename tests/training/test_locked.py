@@ -190,7 +190,7 @@ def test_unreadable_pictures_are_skipped(pairs, start, capsys):
 
 
 class MissingCaption(Source):
-    """Pictures; the second has no caption."""
+    """Three pictures, the second without a caption."""
 
     name = "missing-caption"
 

@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_head():
 
 
 def test_class_names_find_pictures_of_their_class():
-    """Although no caption mentions them."""
+    """No caption mentions the class names."""
     pairs, names, classifier = world()
     found = (pairs.images @ classifier.weights.T + classifier.bias).argmax(1)
     named = torch.stack([F.normalize(own.mean(0), dim=0) for own in names])
