@@ -231,7 +231,7 @@ class Frozen(Encoder):
     embed_texts = embed_images
 
 
-def recipe_of(index, **changes):
+def recipe_of(index, /, **changes):
     recipe = FusionRecipe(
         data=Data(sources=("train",)), index=index.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
         batch_size=100, mask="none", newness=Newness("none"),
