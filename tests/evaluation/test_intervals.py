@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.evaluation.intervals import Kinds
+from recollect.evaluation.intervals import ClusterGroups
 
 
 def mean_interval(hit, clusters):
-    return Kinds.of(hit, clusters).interval(least=0.0)
+    return ClusterGroups.of(hit, clusters).interval(least=0.0)
 
 
 def gain_interval(hit, before, clusters):
-    return Kinds.of(hit.astype(int) - before.astype(int), clusters).interval(least=-1.0)
+    return ClusterGroups.of(hit.astype(int) - before.astype(int), clusters).interval(least=-1.0)
 
 
 def gain_test(hit, before, clusters):
-    return Kinds.of(hit.astype(int) - before.astype(int), clusters).sign_test()
+    return ClusterGroups.of(hit.astype(int) - before.astype(int), clusters).sign_test()
 
 
 def five_captions(generator, pictures=200, share=0.3):

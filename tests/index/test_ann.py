@@ -6,7 +6,7 @@ import pytest
 from index_rows import unit
 from recollect.core.nearest import ExactNeighbors
 from recollect.index import Index, Rows
-from recollect.index.stores.ivf import InvertedFile, lowest_mean, open_inverted_file, recall_of, vector_keys
+from recollect.index.stores.ivf import InvertedFile, open_inverted_file, recall_of, vector_keys, worst_mean_recall
 from recollect.index.stores.matrix import Matrix
 
 WIDTH = 16
@@ -69,8 +69,8 @@ def test_recall_does_not_count_the_query_itself():
 
 def test_the_recall_is_that_of_the_worse_kind_of_query():
     recalls = np.array([1, 1, 0.5, 0.7], dtype=np.float32)
-    assert lowest_mean(recalls, np.array([0, 0, 1, 1])) == pytest.approx(0.6)
-    assert lowest_mean(recalls, np.array([1, 1, 0, 0])) == pytest.approx(0.6)
+    assert worst_mean_recall(recalls, np.array([0, 0, 1, 1])) == pytest.approx(0.6)
+    assert worst_mean_recall(recalls, np.array([1, 1, 0, 0])) == pytest.approx(0.6)
 
 
 def test_both_kinds_of_query_reach_the_recall(large):

@@ -6,7 +6,7 @@ import torch
 
 from index_rows import HashEncoder, unit
 from recollect.index import Index, Rows
-from recollect.index.cutoff import CutOff, estimate_cut_off, learn_cut_off, moments
+from recollect.index.cutoff import CutOff, estimate_cut_off, learn_cut_off, score_moments
 
 
 def world(captions=400, rows=900, width=24, seed=0):
@@ -62,7 +62,7 @@ def test_moments_match_the_cosines_with_all_images():
     images, texts, _ = world(captions=80, rows=200)
     mean = images.mean(axis=0, dtype=np.float64)
     covariance = np.cov(images.T.astype(np.float64), bias=True)
-    mean_score, deviation = moments(texts, mean, covariance)
+    mean_score, deviation = score_moments(texts, mean, covariance)
     scores = texts.astype(np.float64) @ images.T.astype(np.float64)
     np.testing.assert_allclose(mean_score, scores.mean(axis=1), atol=1e-6)
     np.testing.assert_allclose(deviation, scores.std(axis=1), atol=1e-6)

@@ -198,7 +198,7 @@ def test_tf32_is_enabled_only_for_the_towers():
 
 
 def test_compiled_towers_give_the_same_gradients(small, monkeypatch):
-    monkeypatch.setattr(steps, "BACKEND", "aot_eager")  # the compiler without code generation
+    monkeypatch.setattr(steps, "COMPILE_BACKEND", "aot_eager")  # the compiler without code generation
     found = []
     for way in (lambda model: nullcontext(), lambda model: CompiledForward(model).in_use()):
         torch.manual_seed(0)
@@ -212,7 +212,7 @@ def test_compiled_towers_give_the_same_gradients(small, monkeypatch):
 
 
 def test_a_compiled_run_saves_plain_weights(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "BACKEND", "eager")
+    monkeypatch.setattr(steps, "COMPILE_BACKEND", "eager")
     model = train(replace(RECIPE, steps=2, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
     assert set(weights(model)) == set(small.Model().state_dict())
 
@@ -277,7 +277,7 @@ def test_a_compile_error_in_the_backward_pass_gives_a_one_line_error(small, tmp_
             raise InductorError(CppCompileError(["g++"], "no header"), None)
 
     plain = small.Model.encode_images
-    monkeypatch.setattr(steps, "BACKEND", "eager")
+    monkeypatch.setattr(steps, "COMPILE_BACKEND", "eager")
     monkeypatch.setattr(small.Model, "encode_images", lambda self, pixels: Failing.apply(plain(self, pixels)))
     with pytest.raises(UserError, match="--compile"):
         train(replace(RECIPE, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)

@@ -62,7 +62,7 @@ class Prediction:
     nearest: tuple[NearestExample, ...]
 
     @property
-    def doubt(self) -> tuple[bool, float]:
+    def doubt_key(self) -> tuple[bool, float]:
         """Sort key: most doubtful first."""
         return not self.unknown, self.confidence
 

@@ -89,6 +89,6 @@ def save_sheet(found: Classification, path: str | Path, summary: str, folder: Pa
         for name, group in groups.items()
         if counts[name] or name != NONE_OF_THESE
     ]
-    cards = [card(item) for item in sorted(found.predictions, key=lambda item: item.doubt)]
+    cards = [card(item) for item in sorted(found.predictions, key=lambda item: item.doubt_key)]
     template = Path(__file__).with_name("sheet.html")
     write_text(path, render(template, summary=summary, groups=shown, cards=cards, warnings=found.warnings))

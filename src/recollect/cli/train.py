@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recollect.training.step import Towers
 
 _NAMES = {"data.sources": "data", "model.start": "model", "objective.base": "objective"}
-SHOWN: Mapping[str, str] = {
+SHOWN_OPTIONS: Mapping[str, str] = {
     path: _NAMES.get(path, path.rpartition(".")[2].replace("_", "-"))
     for path in (
         "data.sources", "data.captions", "data.labels", "data.caption_column", "data.label_column", "data.image_column",
@@ -42,7 +42,7 @@ class Train:
 
     name: Annotated[str | None, Arg(place="RECIPE")] = None
     """Name of a recipe; `recollect train` lists them."""
-    recipe: Annotated[Recipe, Arg(flat=True, shown=SHOWN)] = field(default_factory=Recipe)
+    recipe: Annotated[Recipe, Arg(flat=True, shown=SHOWN_OPTIONS)] = field(default_factory=Recipe)
     out: Annotated[Path | None, Arg(metavar="RUN")] = None
     """Folder of the run (default: runs/RECIPE)."""
     resume: bool = False
@@ -74,7 +74,7 @@ class Train:
         refuse((late, f"{command.name}: name the recipe before its options: {prog} {command.name} ..."))
         if first is None and (config := value_of("--config", words)):
             command = replace(command, name=Path(config).resolve().parent.name)
-        short = {SHOWN[f"data.{name}"]: name for name in _SOURCES}
+        short = {SHOWN_OPTIONS[f"data.{name}"]: name for name in _SOURCES}
         typed = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
         given = {name for option, name in short.items() if {option, f"data.{name}"} & typed}
         if given:  # they replace all sources of the recipe

@@ -22,7 +22,7 @@ from recollect.index import Found, Index
 from recollect.index.source import with_vectors
 
 _ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-NEAREST = (1, 8, 32, 128)
+NEIGHBOR_COUNTS = (1, 8, 32, 128)
 _MAX_REFERENCES, _MAX_QUERIES, _MAX_PICTURES = 2_048, 512, 8_192
 
 
@@ -128,7 +128,7 @@ def choose_normalization(
     owners: Int64[np.ndarray, " texts"],
     *,
     alphas: Sequence[float] = _ALPHAS,
-    nearest: Sequence[int] = NEAREST,
+    nearest: Sequence[int] = NEIGHBOR_COUNTS,
     seed: int = 0,
 ) -> Normalization:
     """Choose the alpha and k at which captions find their own images best; each caption is held out of the means.

@@ -11,12 +11,12 @@ from jaxtyping import Float64, Int64, Shaped
 
 from recollect.core.seeding import numpy_generator
 
-DRAWS = 4_000
-LEVEL = 0.95
+BOOTSTRAP_DRAWS = 4_000
+CONFIDENCE_LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Kinds:
+class ClusterGroups:
     """Clusters of queries, grouped by total and size.
 
     Attributes:
@@ -29,7 +29,7 @@ class Kinds:
     count: Int64[np.ndarray, " kinds"]
 
     @classmethod
-    def of(cls, values: Shaped[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> "Kinds":
+    def of(cls, values: Shaped[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> "ClusterGroups":
         """Group clusters by the sum of their values and their size."""
         _, numbers = np.unique(clusters, return_inverse=True)
         size = np.bincount(numbers)
@@ -52,8 +52,10 @@ class Kinds:
             bound = _unobserved_share(self.clusters)
             return max(least, float(means[0]) - bound), min(1.0, float(means[0]) + bound)
         generator = numpy_generator("cluster bootstrap", self.clusters)
-        drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
-        low, high = np.quantile(drawn @ self.total / (drawn @ self.size), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        drawn = generator.multinomial(self.clusters, self.count / self.clusters, BOOTSTRAP_DRAWS)
+        low, high = np.quantile(
+            drawn @ self.total / (drawn @ self.size), [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2]
+        )
         return float(low), float(high)
 
     def sign_test(self) -> float:
@@ -62,12 +64,12 @@ class Kinds:
         The sum over c clusters of gain g is g · (2 · Binomial(c, ½) − c). The p-value is at least 1/(draws + 1), as in
         a permutation test.
         """
-        ups = numpy_generator("sign flips", self.clusters).binomial(self.count, 0.5, (DRAWS, len(self.count)))
+        ups = numpy_generator("sign flips", self.clusters).binomial(self.count, 0.5, (BOOTSTRAP_DRAWS, len(self.count)))
         sums = (2 * ups - self.count) @ self.total
         seen = abs(float(self.count @ self.total))
-        return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))
+        return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + BOOTSTRAP_DRAWS))
 
 
 def _unobserved_share(clusters: int) -> float:
     """Return the upper bound of the share of deviating clusters if none was observed (Clopper–Pearson)."""
-    return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))
+    return 1 - float(((1 - CONFIDENCE_LEVEL) / 2) ** (1 / clusters))

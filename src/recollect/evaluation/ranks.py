@@ -13,7 +13,7 @@ from recollect.core.progress import progress
 NO_RANK = 0
 """Rank of a text or image without a true match in the pool."""
 
-TIE = 1e-6
+TIE_TOLERANCE = 1e-6
 """Cosines closer than this are ties: float32 products of the same vectors differ by less between blocks."""
 
 _TEXT_BLOCK, _IMAGE_BLOCK, _PAIR_BLOCK = 512, 2_048, 65_536  # 4 MiB of scores fit the cache
@@ -50,7 +50,7 @@ def streaming_ranks(
     pair_images = np.array([row for rows in matches for row in rows], dtype=np.int64)
     best_texts, best_images = _best(images, texts, pair_texts, pair_images)
     counts = torch.zeros(len(texts), dtype=torch.int64), torch.zeros(len(images), dtype=torch.int64)
-    wanted = [torch.from_numpy(best - np.float32(TIE)) for best in (best_texts, best_images)]
+    wanted = [torch.from_numpy(best - np.float32(TIE_TOLERANCE)) for best in (best_texts, best_images)]
     starts = np.searchsorted(pair_texts, np.arange(0, len(texts) + _TEXT_BLOCK, _TEXT_BLOCK))
     with progress("rank", len(texts) * len(images), "scores") as counter:
         for first in range(0, len(images), _IMAGE_BLOCK):

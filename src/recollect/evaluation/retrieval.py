@@ -17,8 +17,8 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import FALLBACK
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.evaluation.intervals import Kinds
-from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
+from recollect.evaluation.intervals import ClusterGroups
+from recollect.evaluation.ranks import NO_RANK, TIE_TOLERANCE, streaming_ranks
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.retrieval import RetrievalTask, keep_images
 from recollect.index import Hits
@@ -195,7 +195,7 @@ def _mean_of_domains(values: np.ndarray, domains: np.ndarray, sources: np.ndarra
 
 
 def _figures(hit: np.ndarray, clusters: np.ndarray) -> ResultRow:
-    kinds = Kinds.of(hit, clusters)
+    kinds = ClusterGroups.of(hit, clusters)
     low, high = kinds.interval(least=0.0)
     return {
         "value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit),
@@ -204,7 +204,7 @@ def _figures(hit: np.ndarray, clusters: np.ndarray) -> ResultRow:
 
 
 def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRow:
-    kinds = Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
+    kinds = ClusterGroups.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
     low, high = kinds.interval(least=-1.0)
     gain = 100 * float(hit.mean() - before.mean())
     return {"gain": gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": kinds.sign_test()}
@@ -322,7 +322,7 @@ def first_match(result: Hits, true: set[str]) -> int:
         return MISSED
     rank = place + 1
     for hit in result.hits[place + 1 :]:
-        if abs(hit.score - result.hits[place].score) >= TIE:
+        if abs(hit.score - result.hits[place].score) >= TIE_TOLERANCE:
             break
         rank += hit.id not in true
     return rank

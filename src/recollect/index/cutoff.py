@@ -62,7 +62,7 @@ class CutOff:
         """Return the cosine at which a query's results end; if estimated, the cosine the best result must reach."""
         if not self.standardized:
             return self.threshold - _ROUNDING
-        mean, deviation = moments(query[None], self.mean, self.covariance)
+        mean, deviation = score_moments(query[None], self.mean, self.covariance)
         return float(mean[0] + self.threshold * deviation[0]) - _ROUNDING
 
     def score_limit(self, query: Float32[np.ndarray, " width"], best: float) -> float | None:
@@ -73,7 +73,7 @@ class CutOff:
         limit = self.limit(query)
         if self.basis != "scores":
             return limit
-        mean = float(moments(query[None], self.mean, self.covariance)[0][0])
+        mean = float(score_moments(query[None], self.mean, self.covariance)[0][0])
         return None if best < limit else mean + HALFWAY * (best - mean) - _ROUNDING
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> Cu
         return estimate_cut_off(images, seed)
 
 
-def moments(
+def score_moments(
     queries: Float32[np.ndarray, "n width"],
     mean: Float[np.ndarray, " width"],
     covariance: Float[np.ndarray, "width width"],
@@ -139,7 +139,7 @@ def learn_cut_off(
         raise ValueError(f"{len(texts)} texts are too few for a share of {share:g}")
     generator = numpy_generator("cut-off", seed)
     mean, covariance = _picture_moments(images[np.sort(generator.permutation(len(images))[:_MOMENT_PICTURES])])
-    middle, spread = moments(texts, mean, covariance)
+    middle, spread = score_moments(texts, mean, covariance)
     own = np.einsum("nw,nw->n", texts.astype(np.float64), images[owners].astype(np.float64))
     sample = images[np.sort(generator.permutation(len(images))[:_COMPARED])]
     all_scores = (texts @ sample.T).astype(np.float64)

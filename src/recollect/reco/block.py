@@ -21,7 +21,7 @@ from recollect.index import By
 
 _WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"
 FUSION_FORMAT = 3
-HEAD = 64
+HEAD_WIDTH = 64
 """Width of an attention head."""
 
 FusionKind = Literal["transformer", "mean", "mlp"]
@@ -101,7 +101,7 @@ class FusionBlock(nn.Module):
         self.start = start
         if start == "gate":
             self.gate = nn.Parameter(torch.zeros(()))
-        self.heads = next(heads for heads in range(max(1, width // HEAD), 0, -1) if width % heads == 0)
+        self.heads = next(heads for heads in range(max(1, width // HEAD_WIDTH), 0, -1) if width % heads == 0)
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)

@@ -234,7 +234,7 @@ def train_step(
     return report
 
 
-BACKEND = "inductor"
+COMPILE_BACKEND = "inductor"
 
 
 class CompiledForward:
@@ -247,7 +247,7 @@ class CompiledForward:
     def __init__(self, towers: Towers) -> None:
         self._towers: Any = towers
         names = ("encode_images", "encode_texts")
-        self._forward = {name: torch.compile(getattr(towers, name), backend=BACKEND) for name in names}
+        self._forward = {name: torch.compile(getattr(towers, name), backend=COMPILE_BACKEND) for name in names}
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

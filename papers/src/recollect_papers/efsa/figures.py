@@ -47,7 +47,7 @@ from recollect_papers.measurements import Measurements
 from recollect_papers.plots import empty, error_line, framed
 from recollect_papers.study import StudyOptions, StudyReport
 
-SHOWN = 4
+SHOWN_HITS = 4
 """Number of images shown per query."""
 
 _Picture = tuple[ImageLike, bool]
@@ -89,7 +89,7 @@ def query_answers(where: EfsaWorld, options: StudyOptions, search: SearchRun) ->
 
 def _answer(task: RetrievalTask, text: int, before: Hits, after: Hits) -> Answer:
     true = {str(image) for image in task.matches[text]}
-    first, other = ([(hit.picture.read(), hit.id in true) for hit in hits[:SHOWN]] for hits in (before, after))
+    first, other = ([(hit.picture.read(), hit.id in true) for hit in hits[:SHOWN_HITS]] for hits in (before, after))
     truth = task.images[task.matches[text][0]].image, True
     return Answer(before.query, (first, other), (first_match(before, true), first_match(after, true)), truth)
 
@@ -154,7 +154,7 @@ def figure_1(options: StudyOptions) -> StudyReport:
     parts = figure.subfigures(1 + bool(shown), 1, squeeze=False, height_ratios=[1.9 * len(shown)] * bool(shown) + [3.0])
     grouped(parts[-1, 0].subplots(), {each: _depths(found, "zero-shot", each) for each in found.context["domains"]})
     if shown:
-        examples(parts[0, 0].subplots(len(shown), SHOWN, squeeze=False), shown)
+        examples(parts[0, 0].subplots(len(shown), SHOWN_HITS, squeeze=False), shown)
     title, rows = "Figure 1. Zero-shot, every domain by itself", {"zero-shot": {"method": "zero-shot"}}
     form = recall_form(title, "method", rows, found, notes_of(where, "nothing")[:1])
     form = replace(form, columns=[column for column in form.columns if column.show != "gain"])
@@ -172,7 +172,7 @@ def figure_3(options: StudyOptions) -> StudyReport:
     chosen = [*better[:2], *worse[:1]] or answers[:2]
     shown = [(each.query, method, found) for each in chosen
              for method, found in zip(("zero-shot", "EFSA"), each.found, strict=True)]  # fmt: skip
-    figure, axes = plots.new_figure(columns=SHOWN, rows=len(shown), width=1.25, height=1.6)
+    figure, axes = plots.new_figure(columns=SHOWN_HITS, rows=len(shown), width=1.25, height=1.6)
     examples(axes, shown)
     note = (
         f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "

@@ -7,7 +7,7 @@ import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.mixing import Pair, best_weight
+from recollect.classifiers.heads.mixing import ScorePair, best_weight
 from recollect.core.ordering import stable_argsort
 from recollect.core.types import TEXT_SCALE
 
@@ -51,13 +51,13 @@ class Mixture(EmbeddingClassifier):
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         raise NotImplementedError
 
-    def _components(self, queries: np.ndarray) -> Pair:
+    def _components(self, queries: np.ndarray) -> ScorePair:
         raise NotImplementedError
 
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> ScorePair:
         chosen = {**self._other_choices(), self.weight_name: 1.0}
 
-        def score(learn: np.ndarray, choose: np.ndarray) -> Pair:
+        def score(learn: np.ndarray, choose: np.ndarray) -> ScorePair:
             return self._refitted(support[learn], labels[learn], chosen)._components(support[choose])
 
         base, extra = plan.scored(score, (2, len(self.classes_)), support.dtype)
@@ -99,10 +99,10 @@ class GaussianDiscriminant(Mixture):
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.coef_, self.intercept_ = discriminant(support, labels, len(self.classes_))
 
-    def _components(self, queries: np.ndarray) -> Pair:
+    def _components(self, queries: np.ndarray) -> ScorePair:
         return self.scale * queries @ self.texts_.T, queries @ self.coef_.T + self.intercept_
 
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> ScorePair:
         if not plan.leave_one_out:
             return super()._held_out_pair(support, labels, plan)
         base = self.scale * self._text_similarity(support, labels, plan)
@@ -206,10 +206,10 @@ class DualMemory(Mixture):
         right = [((base + weight * extra).argmax(axis=1) == labels).mean() for weight in PUBLISHED_WEIGHTS]
         return PUBLISHED_WEIGHTS[int(np.argmax(right))]
 
-    def _components(self, queries: np.ndarray) -> Pair:
+    def _components(self, queries: np.ndarray) -> ScorePair:
         return softmax(self.scale * queries @ self.texts_.T), softmax(self.scale * self._read(queries))
 
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> ScorePair:
         if self.text_features is None:  # the memory contains class means of the examples
             return super()._held_out_pair(support, labels, plan)
         held = support[plan.rows]

@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_array
 
 from recollect.classifiers.heads.base import KernelForm, as_numpy, class_means, softmax, unit_or_zero, unit_rows
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.mixing import Pair, best_weight
+from recollect.classifiers.heads.mixing import ScorePair, best_weight
 from recollect.core.ordering import best_first
 from recollect_papers.peers.mixtures import Mixture, discriminant
 
@@ -93,7 +93,7 @@ class Timo(Mixture):
         self.weighed_ = self._weighed(self.texts_, support, labels, self.gamma_)
         self.coef_, self.intercept_ = self._guided(self.texts_, support, labels, self.prompts_)
 
-    def _components(self, queries: np.ndarray) -> Pair:
+    def _components(self, queries: np.ndarray) -> ScorePair:
         return queries @ self.coef_.T + self.intercept_, queries @ self.weighed_.T
 
     def _matches(self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray) -> np.ndarray:

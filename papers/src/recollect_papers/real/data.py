@@ -32,8 +32,8 @@ from recollect.training.locked import lock_source
 from recollect.training.locked_towers import embed_texts_once
 from recollect_papers.store import content_key, file_content
 
-EXAMPLES, QUERIES, WHOLE = 16, 300, 1000
-"""Sets of more than `WHOLE` pictures are reduced to `EXAMPLES` per class to learn from and `QUERIES` to classify."""
+EXAMPLES, QUERIES, MAX_SET = 16, 300, 1000
+"""Sets of more than `MAX_SET` pictures are reduced to `EXAMPLES` per class to learn from and `QUERIES` to classify."""
 
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
 """Emoji styles held out from training."""
@@ -219,7 +219,7 @@ class StarterData:
         return self._cached(name, lambda: self._read(name, None))
 
     def classes(self, name: str) -> FeatureSet:
-        """Return a labeled set; sets of more than `WHOLE` pictures are reduced to `EXAMPLES` per class and `QUERIES`.
+        """Return a labeled set; sets of more than `MAX_SET` pictures are reduced to `EXAMPLES` per class and `QUERIES`.
 
         Raises:
             UserError: see `get`.
@@ -289,7 +289,7 @@ class StarterData:
         columns = {key: np.array(table[key].to_pylist(), dtype=str) for key in table.column_names}
         splits, domains = columns.get("split", empty), columns.get("domain", empty)
         rows = np.arange(len(source))
-        if query_splits is not None and len(source) > WHOLE:
+        if query_splits is not None and len(source) > MAX_SET:
             rows = _sample(name, source.labels, splits, query_splits)
             source = Subset(source, rows)
         locked = lock_source(self.encoder, source)

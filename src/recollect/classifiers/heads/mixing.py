@@ -96,5 +96,5 @@ def best_weight_of_intervals(
     return float(weight), float(right[best]) / count
 
 
-Pair = tuple[np.ndarray, np.ndarray]
+ScorePair = tuple[np.ndarray, np.ndarray]
 """Two scores of the same queries, each (queries, classes)."""

@@ -7,7 +7,7 @@ from sklearn.base import clone
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, softmax
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.mixing import Pair, best_weight
+from recollect.classifiers.heads.mixing import ScorePair, best_weight
 from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.types import TEXT_SCALE
 
@@ -42,20 +42,20 @@ class ZeroShotMix(EmbeddingClassifier):
     def _chosen(self) -> dict[str, Any]:
         return {"weight": self.weight_}
 
-    def _components(self, queries: np.ndarray) -> Pair:
+    def _components(self, queries: np.ndarray) -> ScorePair:
         if isinstance(self.estimator_, EmbeddingClassifier):
             shares = self.estimator_.shares_of(self.estimator_._scores(queries))
         else:
             shares = self.estimator_.predict_proba(queries)
         return softmax(self.scale * queries @ self.texts_.T), shares
 
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> ScorePair:
         if isinstance(self.estimator_, EmbeddingClassifier):
             base = softmax(self.scale * self._text_similarity(support, labels, plan))
             rows = np.searchsorted(self.estimator_.loo_rows_, plan.rows)
             return base, self.estimator_.shares_of(self.estimator_.loo_scores_[rows])
 
-        def score(learn: np.ndarray, choose: np.ndarray) -> Pair:
+        def score(learn: np.ndarray, choose: np.ndarray) -> ScorePair:
             return self._refitted(support[learn], labels[learn], {"weight": 1.0})._components(support[choose])
 
         base, extra = plan.scored(score, (2, len(self.classes_)), support.dtype)

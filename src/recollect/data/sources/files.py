@@ -42,7 +42,7 @@ from recollect.data.sources.images import (
 )
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.table import Origin
-from recollect.data.sources.tars import DAMAGE, TarRows, check_shards
+from recollect.data.sources.tars import DAMAGE_KEY, TarRows, check_shards
 
 _TABLES = {
     ".parquet": "parquet",
@@ -401,7 +401,7 @@ def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str)
         if f".{name.rpartition('.')[2].lower()}" in PICTURE_ENDINGS:
             features[name] = datasets.Image(decode=False)
     refuse((not features, f"{where}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
-    features["__key__"] = features[DAMAGE] = datasets.Value("string")
+    features["__key__"] = features[DAMAGE_KEY] = datasets.Value("string")
     tables = {}
     for split, names in groups.items():
         stamps = repr((_data_files(names).origin_metadata, names, features))
@@ -414,8 +414,8 @@ def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str)
                 split=datasets.NamedSplit(split),
                 fingerprint=hashlib.blake2b(stamps.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
             )
-        whole = table.data.column(DAMAGE).null_count == len(table)
-        tables[split] = table.remove_columns(DAMAGE) if whole else table
+        whole = table.data.column(DAMAGE_KEY).null_count == len(table)
+        tables[split] = table.remove_columns(DAMAGE_KEY) if whole else table
     return tables
 
 
@@ -425,13 +425,13 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
             rows = TarRows(opened)
             for number in range(len(rows.samples)):
                 row = rows(number)
-                damage = {name: why for name, why in row.pop(DAMAGE, {}).items() if name in columns}
+                damage = {name: why for name, why in row.pop(DAMAGE_KEY, {}).items() if name in columns}
                 for name in columns:
                     value = row.setdefault(name, None)
                     if isinstance(value, bytes):
                         row[name] = {"path": f"{row['__key__']}.{name}", "bytes": value}
                 row |= dict.fromkeys(damage.keys() & {"txt", "text", "json"})
-                row[DAMAGE] = "; ".join(damage.values()) or None
+                row[DAMAGE_KEY] = "; ".join(damage.values()) or None
                 yield row
 
 

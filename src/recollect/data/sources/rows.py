@@ -17,7 +17,7 @@ from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.address import Address, parse_part
 from recollect.data.sources.columns import SPLITS, Columns, is_bytes, is_list, is_text
-from recollect.data.sources.tars import DAMAGE
+from recollect.data.sources.tars import DAMAGE_KEY
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
 
@@ -128,8 +128,8 @@ def text_mask(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.
         mask = (labels != NO_LABEL) | holds_lists(table, columns.label)
     elif columns.caption in table.column_names:
         mask = _has_text(table.data.column(columns.caption))
-        if DAMAGE in table.column_names:  # keep damaged rows, which are reported as unreadable samples
-            mask |= pc.is_valid(table.data.column(DAMAGE)).to_numpy()
+        if DAMAGE_KEY in table.column_names:  # keep damaged rows, which are reported as unreadable samples
+            mask |= pc.is_valid(table.data.column(DAMAGE_KEY)).to_numpy()
     else:
         return np.ones(len(table), dtype=bool)
     if missing := int((~mask).sum()):

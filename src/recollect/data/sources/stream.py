@@ -30,7 +30,7 @@ from recollect.core.validation import refuse
 from recollect.data.sources.columns import SUFFIXES, Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
-from recollect.data.sources.tars import DAMAGE, MAX_OPEN, open_tar, tar_columns, tar_sizes
+from recollect.data.sources.tars import DAMAGE_KEY, MAX_OPEN, open_tar, tar_columns, tar_sizes
 
 MAX_OPEN_SHARDS = 16
 """Number of remote files opened concurrently."""
@@ -111,7 +111,7 @@ class StreamedSource(Source):
         row, where = self._row(index)
         used = f"{self.columns.image},{self.columns.caption}".split(",")
         used += [name.partition(".")[0] for name in used]
-        if damage := [why for name, why in row.get(DAMAGE, {}).items() if name in used]:
+        if damage := [why for name, why in row.get(DAMAGE_KEY, {}).items() if name in used]:
             raise BrokenImageError(f"{where}: {'; '.join(damage)}")
         image = self._image_bytes(row)
         if not isinstance(image, bytes):
@@ -210,7 +210,7 @@ def open_stream(
         blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
         with user_errors(files[0], IndexError):
             row = _open_block(blocks[0], blocks[0].file, Columns())(0) if blocks else {}
-        row = {name: value for name, value in row.items() if name != DAMAGE}
+        row = {name: value for name, value in row.items() if name != DAMAGE_KEY}
         # Samples may have image formats that the first sample does not have.
         row |= {name: None for name in sorted(tar_columns(files) - row.keys()) if name.lower() in SUFFIXES}
     else:

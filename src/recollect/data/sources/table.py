@@ -18,7 +18,7 @@ from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.sources.columns import Columns, is_bytes, is_text, text_reader
 from recollect.data.sources.images import BrokenImageError, decode
-from recollect.data.sources.tars import DAMAGE
+from recollect.data.sources.tars import DAMAGE_KEY
 
 if TYPE_CHECKING:
     import datasets
@@ -271,8 +271,8 @@ class TableSource(Source):
         if columns.id:
             ids = table.column(columns.id)
             readers["id"] = lambda row: ids[row].as_py()
-        if DAMAGE in self.table.column_names:
-            damage = table.column(DAMAGE)
+        if DAMAGE_KEY in self.table.column_names:
+            damage = table.column(DAMAGE_KEY)
             readers["damage"] = lambda row: damage[row].as_py()
         if self._texts_column:
             readers["texts"] = text_reader(table, self._texts_column)
@@ -281,7 +281,7 @@ class TableSource(Source):
     @cached_property
     def _extra(self) -> dict[str, pa.ChunkedArray]:
         columns, table = self.columns, self.table.data
-        used = {DAMAGE, columns.id, columns.class_name, columns.split, columns.domain, columns.label}
+        used = {DAMAGE_KEY, columns.id, columns.class_name, columns.split, columns.domain, columns.label}
         used |= {*self._image_columns, *(self._texts_column or "").split(",")}
         names = [name for name in self.table.column_names if name not in used]
         extra = {name: table.column(name) for name in names if not _holds_bytes(table.column(name).type)}

@@ -25,7 +25,7 @@ from recollect.data.sources.remote import AbsentFileError, download, is_address,
 MAX_OPEN = 64
 """Maximum number of row groups or tars that a process keeps open, enough for one stretch and the start of the next."""
 
-DAMAGE = "__damage__"
+DAMAGE_KEY = "__damage__"
 """Column that describes a sample's damage; missing or empty if the sample is intact."""
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -177,7 +177,7 @@ class TarRows:
         self.samples, _ = read_shard(file, os.fstat(file.fileno()).st_size)
 
     def __call__(self, row: int) -> dict[str, Any]:
-        """Return the files of a sample by column, with errors by column in `DAMAGE`, if any."""
+        """Return the files of a sample by column, with errors by column in `DAMAGE_KEY`, if any."""
         if row >= len(self.samples):
             raise IndexError(f"its tar ends after {len(self.samples):,} samples")
         sample: dict[str, Any] = {"__key__": self.samples[row][0].key}
@@ -191,7 +191,7 @@ class TarRows:
             sample[column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
             if suffix in _TEXT_SUFFIXES and (error := _format_error(data, suffix)):
                 damage.setdefault(column, f"{name} is not {error}")
-        return sample | ({DAMAGE: damage} if damage else {})
+        return sample | ({DAMAGE_KEY: damage} if damage else {})
 
 
 def _format_error(data: bytes, suffix: str) -> str:

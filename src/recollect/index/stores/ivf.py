@@ -206,8 +206,8 @@ def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) 
         found = ann.search(matrix, queries, _NEAREST + 1, probes)
         if found is not None:
             recalls = recall_of(found, exact, own_rows)
-            recall = lowest_mean(recalls[~choosing], kinds[~choosing])
-            if lowest_mean(recalls[choosing], kinds[choosing]) >= target:
+            recall = worst_mean_recall(recalls[~choosing], kinds[~choosing])
+            if worst_mean_recall(recalls[choosing], kinds[choosing]) >= target:
                 break
         if probes >= ann.about.cells:
             break
@@ -231,7 +231,7 @@ def recall_of(
     return np.minimum(np.array(out, dtype=np.float32), 1)
 
 
-def lowest_mean(recalls: Float32[np.ndarray, " queries"], kinds: np.ndarray) -> float:
+def worst_mean_recall(recalls: Float32[np.ndarray, " queries"], kinds: np.ndarray) -> float:
     """Return the mean recall of the kind of queries (same-modality or cross-modal) with the lowest recall."""
     return min(float(recalls[kinds == kind].mean()) for kind in np.unique(kinds))
 
