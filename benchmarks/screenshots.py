@@ -57,56 +57,56 @@ class Camera:
 
     def __init__(self, browser: Any, address: str, size: str, out: Path) -> None:
         width, height = SIZES[size]
-        self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=bool(size))
+        self.page = browser.new_page(viewport={"width": width, "height": height}, has_touch=bool(size))
         self.size, self.out = size, out
-        self.tab.goto(address)
-        self.tab.wait_for_selector(".tile .caption:not(:empty)")
+        self.page.goto(address)
+        self.page.wait_for_selector(".tile .caption:not(:empty)")
 
     def shot(self, name: str) -> None:
         """Save a screenshot once all visible pictures have loaded."""
         images = "[...document.querySelectorAll('.tile:not([hidden]) img:not([hidden])')]"
         self.until(f"{images}.every(i => i.complete && i.naturalWidth)")
-        self.tab.evaluate(f"Promise.all({images}.map(i => i.decode().catch(() => 0))).then(() => 0)")
-        self.tab.wait_for_timeout(600)
+        self.page.evaluate(f"Promise.all({images}.map(i => i.decode().catch(() => 0))).then(() => 0)")
+        self.page.wait_for_timeout(600)
         file = self.out / f"page-{name}{self.size}.png"
-        self.tab.screenshot(path=file)
+        self.page.screenshot(path=file)
         Image.open(file).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
         print(file, f"{file.stat().st_size / 1024:.0f} kB")
 
     def until(self, script: str) -> None:
         """Wait until a script returns true."""
         for _ in range(1200):
-            if self.tab.evaluate(script):
+            if self.page.evaluate(script):
                 return
-            self.tab.wait_for_timeout(50)
+            self.page.wait_for_timeout(50)
         raise SystemExit(f"never true: {script}")
 
     def search(self, words: str) -> None:
         """Search by words."""
-        self.tab.fill("#words", words)
-        self.tab.press("#words", "Enter")
+        self.page.fill("#words", words)
+        self.page.press("#words", "Enter")
         self.until("document.querySelector('#status').textContent.includes('best first')")
 
     def teach(self, name: str, clicks: int) -> None:
         """Label pictures like a person who looks for those of one folder."""
-        if not self.tab.is_visible("#panel"):
-            self.tab.click("#toggle-classes")
-        self.tab.fill("#class-name", name)
-        with self.tab.expect_response(lambda answer: answer.url.endswith("/api/list")):
-            self.tab.press("#class-name", "Enter")
+        if not self.page.is_visible("#panel"):
+            self.page.click("#toggle-classes")
+        self.page.fill("#class-name", name)
+        with self.page.expect_response(lambda answer: answer.url.endswith("/api/list")):
+            self.page.press("#class-name", "Enter")
         self.until(f"document.querySelector('#classes .chosen .word')?.textContent === {name!r}")
-        self.tab.wait_for_timeout(1000)
-        self.tab.click("[data-show=next]")
+        self.page.wait_for_timeout(1000)
+        self.page.click("[data-show=next]")
         self.wait_for_status("suggested to mark")
-        self.tab.focus("#grid")
+        self.page.focus("#grid")
         for number in range(1, clicks + 1):
             self.until("document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''")
-            seen = self.tab.get_attribute(".tile.focus:not([hidden])", "title") or ""
-            self.tab.keyboard.press("Space" if seen.startswith(name) else "x")
+            seen = self.page.get_attribute(".tile.focus:not([hidden])", "title") or ""
+            self.page.keyboard.press("Space" if seen.startswith(name) else "x")
             counts = "document.querySelector('#classes .chosen .counts').textContent.match(/\\d+/g)"
             self.until(f"{counts}.reduce((a, b) => +a + +b, 0) == {number}")
-            self.tab.wait_for_timeout(100)
-        self.tab.click("[data-show=likely]")
+            self.page.wait_for_timeout(100)
+        self.page.click("[data-show=likely]")
         self.wait_for_status("best matches first")
 
     def wait_for_status(self, text: str) -> None:
@@ -131,20 +131,20 @@ def main() -> None:
             desk.teach(name, options.clicks)
         desk.until("document.querySelector('#notice').hidden")
         desk.shot("class")
-        phone.tab.reload()
-        phone.tab.wait_for_selector(".tile .caption:not(:empty)")
-        phone.tab.click("#toggle-classes")
-        phone.tab.click(f"#classes .name:has-text('{options.yes[-1]}')")
+        phone.page.reload()
+        phone.page.wait_for_selector(".tile .caption:not(:empty)")
+        phone.page.click("#toggle-classes")
+        phone.page.click(f"#classes .name:has-text('{options.yes[-1]}')")
         phone.wait_for_status("best matches first")
         phone.shot("class")
-        desk.tab.click("#show-sorted")
+        desk.page.click("#show-sorted")
         desk.until("!document.querySelector('#sorted').hidden")
         desk.shot("sorted")
-        desk.tab.click("#show-map")
+        desk.page.click("#show-map")
         desk.wait_for_status("Map of")
-        desk.tab.wait_for_timeout(2000)
+        desk.page.wait_for_timeout(2000)
         desk.shot("map")
-        desk.tab.click("#show-duplicates")
+        desk.page.click("#show-duplicates")
         desk.until("document.querySelector('.alike img')?.naturalWidth > 0")
         desk.shot("duplicates")
         browser.close()

@@ -11,29 +11,29 @@ WIDTHS = {"desktop": (1200, 760), "phone": (390, 780)}
 
 
 class Tab:
-    """Browser tab that records every error and every request to another host."""
+    """Browser tab (`page` in Playwright) that records every error and every request to another host."""
 
-    def __init__(self, browser, page, size="desktop", address="", **settings):
+    def __init__(self, browser, server, size="desktop", address="", **settings):
         width, height = WIDTHS[size]
-        self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=size == "phone", **settings)
-        self.tab.set_default_timeout(60_000)
+        self.page = browser.new_page(viewport={"width": width, "height": height}, has_touch=size == "phone", **settings)
+        self.page.set_default_timeout(60_000)
         self.problems, self.external, self.pending = [], [], set()
-        self.tab.on("request", lambda request: self.pending.add(request))
+        self.page.on("request", lambda request: self.pending.add(request))
         for ended in ("requestfinished", "requestfailed"):
-            self.tab.on(ended, lambda request: self.pending.discard(request))
-        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.tab.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
-        self.tab.on("request", lambda request: None if request.url.startswith((page.address, "blob:")) else
+            self.page.on(ended, lambda request: self.pending.discard(request))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+        self.page.on("request", lambda request: None if request.url.startswith((server.address, "blob:")) else
                     self.external.append(request.url))  # fmt: skip
-        self.tab.goto(page.address + address)
-        self.tab.wait_for_selector(".tile .caption:not(:empty)")
+        self.page.goto(server.address + address)
+        self.page.wait_for_selector(".tile .caption:not(:empty)")
 
     def wait(self, script, given=None, seconds=60):
         """Poll until the script returns true. The page's CSP blocks playwright's own wait, which evaluates strings."""
         end = time.monotonic() + seconds
-        while not self.tab.evaluate(script, given):
+        while not self.page.evaluate(script, given):
             assert time.monotonic() < end, f"never true: {script} {given or ''}"
-            self.tab.wait_for_timeout(20)
+            self.page.wait_for_timeout(20)
 
     def ready(self, seconds=60):
         """Wait until the focused picture is shown and no request can reorder the list: earlier keys may be ignored."""
@@ -41,8 +41,8 @@ class Tab:
         end = time.monotonic() + seconds
         while calm < 3:
             assert time.monotonic() < end, f"never ready: {len(self.pending)} requests pending"
-            calm = calm + 1 if not self.pending and self.tab.evaluate(shown) else 0
-            self.tab.wait_for_timeout(20)
+            calm = calm + 1 if not self.pending and self.page.evaluate(shown) else 0
+            self.page.wait_for_timeout(20)
 
     def calm(self, seconds=60):
         """Wait until all requests are answered and their results shown."""
@@ -50,7 +50,7 @@ class Tab:
         while still < 5:
             assert time.monotonic() < end, f"{len(self.pending)} requests pending"
             still = 0 if self.pending else still + 1
-            self.tab.wait_for_timeout(10)
+            self.page.wait_for_timeout(10)
 
     def starts(self, selector, text):
         """Wait until the text of an element starts with the given text."""
@@ -65,20 +65,20 @@ class Tab:
         )
 
     def search(self, words):
-        self.tab.fill("#words", words)
-        self.tab.press("#words", "Enter")
+        self.page.fill("#words", words)
+        self.page.press("#words", "Enter")
         self.contains("#status", "best first")
 
     def filter(self, text):
         """Enter a filter, after opening the sidebar where it is hidden, as on a phone."""
-        if not self.tab.is_visible("#where"):
-            self.tab.click("#toggle-browse")
-        self.tab.fill("#where", text)
-        self.tab.press("#where", "Enter")
+        if not self.page.is_visible("#where"):
+            self.page.click("#toggle-browse")
+        self.page.fill("#where", text)
+        self.page.press("#where", "Enter")
 
     def captions(self, count=6):
         """Return the captions of the first tiles, top to bottom."""
-        return self.tab.evaluate(
+        return self.page.evaluate(
             "count => [...document.querySelectorAll('.tile:not([hidden])')].map(t => [t.getBoundingClientRect(), t])"
             ".sort((a, b) => a[0].y - b[0].y || a[0].x - b[0].x).slice(0, count)"
             ".map(([, t]) => t.querySelector('.caption').textContent)",
@@ -96,19 +96,19 @@ class Tab:
 
     def panel(self):
         """Open the class panel, which starts hidden on a phone."""
-        if not self.tab.is_visible("#panel"):
-            self.tab.click("#toggle-classes")
+        if not self.page.is_visible("#panel"):
+            self.page.click("#toggle-classes")
 
     def new_class(self, name, text=""):
         self.panel()
-        self.tab.fill("#class-name", name)
-        self.tab.fill("#class-text", text)
-        self.tab.press("#class-name", "Enter")
-        self.tab.wait_for_selector("#about:not([hidden])")
+        self.page.fill("#class-name", name)
+        self.page.fill("#class-text", text)
+        self.page.press("#class-name", "Enter")
+        self.page.wait_for_selector("#about:not([hidden])")
 
     def clean(self, errors=False):
         """Check that the page had no error, unless some are expected, and made no external request; close the tab."""
         problems = [text for text in self.problems if "404" not in text]  # one picture is broken on purpose
         assert errors or problems == []
         assert self.external == [], "requests to other hosts"
-        self.tab.close()
+        self.page.close()

@@ -105,27 +105,27 @@ def test_saved_searches_are_shared_by_all_tabs_and_can_be_removed(photos):
 @pytest.mark.parametrize("size", WIDTHS)
 def test_a_saved_search_can_be_reopened_and_the_library_switched(browser, photos, size):
     tab = Tab(browser, photos, size)
-    show_browse = lambda: tab.tab.is_visible("#browse") or tab.tab.click("#toggle-browse")  # noqa: E731
+    show_browse = lambda: tab.page.is_visible("#browse") or tab.page.click("#toggle-browse")  # noqa: E731
     tab.search("red")
     show_browse()
-    tab.tab.click("#searches .more")
-    tab.tab.fill(".question input", "my reds")
-    tab.tab.click(".question .main")
-    tab.tab.wait_for_selector("#searches .word:has-text('my reds')")
+    tab.page.click("#searches .more")
+    tab.page.fill(".question input", "my reds")
+    tab.page.click(".question .main")
+    tab.page.wait_for_selector("#searches .word:has-text('my reds')")
     if size == "phone":
-        tab.tab.click("#close-browse")
+        tab.page.click("#close-browse")
     tab.search("blue")
     show_browse()
     tab.contains("#searches", "blue")
-    tab.tab.click("#searches .word:has-text('my reds')")
+    tab.page.click("#searches .word:has-text('my reds')")
     tab.wait("document.querySelector('#words').value === 'red'")
     tab.shows("red")
     show_browse()
-    tab.tab.click("#open-libraries")
-    tab.tab.click(".libraries button:has-text('small')")
+    tab.page.click("#open-libraries")
+    tab.page.click(".libraries button:has-text('small')")
     tab.starts("#status", "9 pictures")
-    assert "/library/" in tab.tab.url
-    tab.tab.reload()
+    assert "/library/" in tab.page.url
+    tab.page.reload()
     tab.wait("document.querySelector('.tile.focus img')?.naturalWidth > 0")
     tab.starts("#status", "9 pictures")
     tab.clean()
@@ -143,13 +143,13 @@ def test_a_dropped_picture_can_be_searched_by_or_added(browser, photos):
       send(document.querySelector(target), "drop");
     }"""
     data = list(encoded(shade(COLORS["red"], 77)))
-    tab.tab.evaluate(drop, ["#grid", "red.png", data])
-    tab.tab.wait_for_selector(".term img")
+    tab.page.evaluate(drop, ["#grid", "red.png", data])
+    tab.page.wait_for_selector(".term img")
     tab.shows("red")
-    assert tab.tab.is_hidden("#drop-add")
-    tab.tab.click(".term button:last-child")
+    assert tab.page.is_hidden("#drop-add")
+    tab.page.click(".term button:last-child")
     tab.starts("#status", "60 pictures")
-    tab.tab.evaluate(drop, ["#drop-add", "new.png", data])
+    tab.page.evaluate(drop, ["#drop-add", "new.png", data])
     tab.starts("#status", "61 pictures")
     assert photos.call("/api/info")[1]["pictures"] == 61
     tab.clean()

@@ -51,7 +51,7 @@ BOXES = """() => [...document.querySelectorAll('.tile:not([hidden])')].map(tile 
 
 def rows_of(tab):
     rows = {}
-    for box in tab.tab.evaluate(BOXES):
+    for box in tab.page.evaluate(BOXES):
         rows.setdefault(round(box[1]), []).append(box)
     return list(rows.values())
 
@@ -61,8 +61,8 @@ def test_rows_fill_the_width_and_pictures_keep_their_shape(browser, album, size)
     tab = Tab(browser, album, size)
     shapes = {each.path.name: each.width / each.height for each in Index.open(album.folder)}
     tab.calm()  # the timeline appears with the counts and takes some width
-    tab.tab.wait_for_selector("#timeline")
-    width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
+    tab.page.wait_for_selector("#timeline")
+    width = tab.page.evaluate("document.querySelector('#grid').clientWidth")
     rows = rows_of(tab)
     assert len(rows) > 3
     for row in rows[:-1]:
@@ -70,24 +70,24 @@ def test_rows_fill_the_width_and_pictures_keep_their_shape(browser, album, size)
         assert len({round(box[3], 1) for box in row}) == 1
         for _, _, wide, high, name in row:
             assert abs(wide / high / np.clip(shapes[name], 0.45, 3) - 1) < 0.03
-    assert tab.tab.evaluate("document.documentElement.scrollWidth") <= WIDTHS[size][0]
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[size][0]
     tab.clean()
 
 
 @pytest.mark.parametrize("size", WIDTHS)
 def test_pictures_have_margins_and_can_be_clicked_next_to_the_timeline(browser, album, size):
     tab = Tab(browser, album, size)
-    tab.tab.wait_for_selector("#timeline")
+    tab.page.wait_for_selector("#timeline")
     tab.calm()
     boxes = [box for row in rows_of(tab) for box in row]
-    end = tab.tab.locator("#list").bounding_box()
+    end = tab.page.locator("#list").bounding_box()
     assert min(box[0] for box in boxes) - end["x"] >= 3
     assert end["x"] + end["width"] - max(box[0] + box[2] for box in boxes) >= 3
     last = next(row[-1] for row in rows_of(tab)[1:])
     at = [last[0] + last[2] - 12, last[1] + last[3] / 2]
-    assert tab.tab.evaluate("([x, y]) => document.elementFromPoint(x, y).tagName", at) == "IMG"
+    assert tab.page.evaluate("([x, y]) => document.elementFromPoint(x, y).tagName", at) == "IMG"
     if size == "phone":
-        hand = tab.tab.locator("#timeline-hand").bounding_box()
+        hand = tab.page.locator("#timeline-hand").bounding_box()
         assert min(hand["width"], hand["height"]) >= 44, "large enough for a finger"
         assert hand["x"] + hand["width"] <= WIDTHS[size][0]
     tab.clean()
@@ -95,19 +95,19 @@ def test_pictures_have_margins_and_can_be_clicked_next_to_the_timeline(browser, 
 
 def test_resizing_pictures_keeps_the_scroll_position(browser, album):
     tab = Tab(browser, album)
-    tab.tab.evaluate("document.querySelector('#grid').scrollTop = 1500")
+    tab.page.evaluate("document.querySelector('#grid').scrollTop = 1500")
     tab.calm()
     before = rows_of(tab)
     slide = """size => { const place = document.querySelector('#size'); place.value = size;
       place.dispatchEvent(new Event('input')); }"""
-    tab.tab.evaluate(slide, 330)
+    tab.page.evaluate(slide, 330)
     tab.calm()
     after = rows_of(tab)
     assert len(after[1]) < len(before[1])
     assert np.mean([row[0][3] for row in after]) > 1.3 * np.mean([row[0][3] for row in before])
     visible = {box[4] for row in before[1:3] for box in row}
     assert visible & {box[4] for row in after for box in row}
-    tab.tab.reload()
+    tab.page.reload()
     tab.wait("document.querySelector('#size').value === '330'")
     tab.clean()
 
@@ -117,9 +117,9 @@ def test_facets_filter_and_are_kept_in_the_address(browser, album, size):
     tab = Tab(browser, album, size)
 
     def choose(text):
-        if not tab.tab.is_visible("#browse"):
-            tab.tab.click("#toggle-browse")
-        tab.tab.click(f'#browse li button:has-text("{text}")')
+        if not tab.page.is_visible("#browse"):
+            tab.page.click("#toggle-browse")
+        tab.page.click(f'#browse li button:has-text("{text}")')
 
     def total(number):
         tab.wait("n => document.querySelector('#status').textContent.startsWith(n + ' pictures')", number)
@@ -135,14 +135,14 @@ def test_facets_filter_and_are_kept_in_the_address(browser, album, size):
     where = "folder = 'Norway/Oslo''s #1 100%' and camera = 'Canon' and taken like '2021%'"
     wanted = len(Index.open(album.folder).ids_where(where))
     total(wanted)
-    tab.tab.reload()
+    tab.page.reload()
     total(wanted)
-    tab.tab.go_back()
+    tab.page.go_back()
     total(30)
-    assert tab.tab.locator("#scope-chips button").count() == 2
-    if tab.tab.is_visible("#close-browse"):
-        tab.tab.click("#close-browse")
-    tab.tab.click("#scope-off")
+    assert tab.page.locator("#scope-chips button").count() == 2
+    if tab.page.is_visible("#close-browse"):
+        tab.page.click("#close-browse")
+    tab.page.click("#scope-off")
     total(NUMBER)
     tab.clean()
 
@@ -152,25 +152,25 @@ def test_pictures_sort_by_date_and_name_and_the_timeline_jumps_to_a_month(browse
     tab = Tab(browser, album)
     newest = max(pictures, key=lambda each: each.taken)
     tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", newest.path.name)
-    tab.tab.select_option("#sort", "name")
+    tab.page.select_option("#sort", "name")
     first = min(each.path.name for each in pictures)
     tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", first)
-    assert not tab.tab.is_visible("#timeline")
-    tab.tab.select_option("#sort", "oldest")
-    tab.tab.wait_for_selector("#timeline .year")
-    years = tab.tab.evaluate("[...document.querySelectorAll('#timeline .year')].map(each => each.textContent)")
+    assert not tab.page.is_visible("#timeline")
+    tab.page.select_option("#sort", "oldest")
+    tab.page.wait_for_selector("#timeline .year")
+    years = tab.page.evaluate("[...document.querySelectorAll('#timeline .year')].map(each => each.textContent)")
     assert years == ["2019", "2020", "2021", "2022"]
-    bar = tab.tab.locator("#timeline").bounding_box()
-    tab.tab.mouse.move(bar["x"] + 20, bar["y"] + 5)
-    tab.tab.mouse.down()
-    tab.tab.mouse.move(bar["x"] + 20, bar["y"] + bar["height"] * 0.6, steps=5)
+    bar = tab.page.locator("#timeline").bounding_box()
+    tab.page.mouse.move(bar["x"] + 20, bar["y"] + 5)
+    tab.page.mouse.down()
+    tab.page.mouse.move(bar["x"] + 20, bar["y"] + bar["height"] * 0.6, steps=5)
     tab.calm()
     dates = {each.path.name: each.taken for each in pictures}
     shown = [dates[box[4]][:4] for row in rows_of(tab) for box in row]
     assert {"2021"} <= set(shown) <= {"2020", "2021"}
-    tab.tab.mouse.up()
-    tab.tab.focus("#timeline")
-    tab.tab.keyboard.press("Home")
+    tab.page.mouse.up()
+    tab.page.focus("#timeline")
+    tab.page.keyboard.press("Home")
     tab.wait("document.querySelector('#timeline').ariaValueText === 'January 2019'")
     tab.clean()
 
@@ -179,11 +179,11 @@ def test_a_search_can_be_sorted_by_date_and_show_scores(browser, album):
     tab = Tab(browser, album)
     tab.search("red")
     tab.shows("red")
-    assert not tab.tab.evaluate("[...document.querySelectorAll('.tile .score')].some(each => each.textContent)")
-    tab.tab.check("#show-scores")
+    assert not tab.page.evaluate("[...document.querySelectorAll('.tile .score')].some(each => each.textContent)")
+    tab.page.check("#show-scores")
     score = "document.querySelector('.tile.focus .score')?.textContent"
     tab.wait(f"/^[01]\\.\\d{{3}}$/.test({score})")
-    tab.tab.select_option("#sort", "newest")
+    tab.page.select_option("#sort", "newest")
     tab.wait("location.search.includes('sort=newest')")
     tab.calm()
     pictures = list(Index.open(album.folder))
@@ -198,12 +198,12 @@ def test_a_long_list_loads_its_shapes_when_scrolled(browser, album, monkeypatch)
     monkeypatch.setattr("recollect.web.session._FIRST", 50)
     album.session._lists = LruCache(16)
     tab = Tab(browser, album)
-    with tab.tab.expect_response("**/api/shapes") as answer:
-        tab.tab.focus("#grid")
-        tab.tab.keyboard.press("End")
+    with tab.page.expect_response("**/api/shapes") as answer:
+        tab.page.focus("#grid")
+        tab.page.keyboard.press("End")
     assert len(answer.value.body()) == NUMBER
     tab.calm()
-    width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
+    width = tab.page.evaluate("document.querySelector('#grid').clientWidth")
     for row in rows_of(tab)[:-1]:
         assert abs(row[-1][0] + row[-1][2] - row[0][0] - width) < 2
     album.session._lists = LruCache(16)
@@ -216,8 +216,8 @@ def test_arrow_keys_move_between_rows(browser, album):
     rows = rows_of(tab)
     focus = "document.querySelector('.tile.focus .caption').textContent"
     for key, row in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("ArrowUp", 0)):
-        tab.tab.keyboard.press(key)
-        assert tab.tab.evaluate(focus) in {box[4] for box in rows[row]}
+        tab.page.keyboard.press(key)
+        assert tab.page.evaluate(focus) in {box[4] for box in rows[row]}
     tab.clean()
 
 
@@ -228,29 +228,29 @@ SMALL = """() => [...document.querySelectorAll('button, select, a, input:not([ty
 
 def test_a_phone_has_a_low_header_and_large_touch_targets(browser, album):
     tab = Tab(browser, album, "phone")
-    tab.tab.set_viewport_size({"width": 360, "height": 740})
+    tab.page.set_viewport_size({"width": 360, "height": 740})
     tab.calm()
     fits = "document.documentElement.scrollWidth <= 360"
-    assert tab.tab.evaluate("document.querySelector('header').offsetHeight") <= 112
-    assert tab.tab.evaluate(SMALL) == []
-    camera = tab.tab.locator("#picture").bounding_box()
+    assert tab.page.evaluate("document.querySelector('header').offsetHeight") <= 112
+    assert tab.page.evaluate(SMALL) == []
+    camera = tab.page.locator("#picture").bounding_box()
     assert camera["x"] + camera["width"] <= 360, "the camera button is visible without scrolling"
     for opens, closes in (("#toggle-browse", "#close-browse"), ("#toggle-classes", "#toggle-classes")):
-        tab.tab.click(opens)
-        assert tab.tab.evaluate(SMALL) == []
-        assert tab.tab.evaluate(fits)
-        tab.tab.click(closes)
+        tab.page.click(opens)
+        assert tab.page.evaluate(SMALL) == []
+        assert tab.page.evaluate(fits)
+        tab.page.click(closes)
     press = """() => document.querySelector('.tile:not([hidden]) img').dispatchEvent(
       new PointerEvent('pointerdown', { pointerType: 'touch', bubbles: true }))"""
-    tab.tab.evaluate(press)
+    tab.page.evaluate(press)
     tab.wait("document.querySelector('#selected-count').textContent === '1 selected'")
-    assert tab.tab.evaluate(SMALL) == []
-    assert tab.tab.evaluate(fits)
-    tab.tab.evaluate("document.querySelector('#select-none').click()")
-    tab.tab.evaluate("document.querySelector('#select-none').click()")  # the first click only ends the long press
-    tab.tab.click(".tile.focus img")
-    tab.tab.wait_for_selector("#viewer[open]")
-    tab.tab.click("#view-info")
-    assert tab.tab.evaluate(SMALL) == []
-    assert tab.tab.evaluate(fits)
+    assert tab.page.evaluate(SMALL) == []
+    assert tab.page.evaluate(fits)
+    tab.page.evaluate("document.querySelector('#select-none').click()")
+    tab.page.evaluate("document.querySelector('#select-none').click()")  # the first click only ends the long press
+    tab.page.click(".tile.focus img")
+    tab.page.wait_for_selector("#viewer[open]")
+    tab.page.click("#view-info")
+    assert tab.page.evaluate(SMALL) == []
+    assert tab.page.evaluate(fits)
     tab.clean()

@@ -22,14 +22,14 @@ def test_searching_by_text_by_picture_and_away_from_a_picture(browser, shared_pa
     tab.search("red")
     tab.shows("red")
     data = encoded(shade(COLORS["blue"], 999))
-    tab.tab.fill("#words", "")
-    tab.tab.set_input_files("#file", {"name": "blue.png", "mimeType": "image/png", "buffer": data})
-    tab.tab.wait_for_selector(".term img")
+    tab.page.fill("#words", "")
+    tab.page.set_input_files("#file", {"name": "blue.png", "mimeType": "image/png", "buffer": data})
+    tab.page.wait_for_selector(".term img")
     tab.shows("blue")
-    tab.tab.click(".term button >> nth=0")  # search away from the picture
-    tab.tab.wait_for_selector(".term.away")
+    tab.page.click(".term button >> nth=0")  # search away from the picture
+    tab.page.wait_for_selector(".term.away")
     tab.wait("!document.querySelector('.tile .caption').textContent.includes('blue')")
-    tab.tab.click(".term button >> nth=1")
+    tab.page.click(".term button >> nth=1")
     tab.filter("number < 4")
     tab.starts("#status", "4 pictures")
     tab.clean()
@@ -41,32 +41,32 @@ def test_a_class_learned_from_clicks_is_saved_and_survives_a_reload(browser, pag
     tab.new_class("reds", "red")
     tab.shows("red", 4)
     for _ in range(3):
-        before = tab.tab.inner_text(".counts")
+        before = tab.page.inner_text(".counts")
         tab.ready()
-        tab.tab.click(".tile.focus:not([hidden]) .marks .yes")
+        tab.page.click(".tile.focus:not([hidden]) .marks .yes")
         tab.wait("before => document.querySelector('.counts').textContent !== before", before)
     tab.search("green")
     tab.shows("green")
     for index in (0, 1, 2):
-        before = tab.tab.inner_text(".counts")
-        tab.tab.click(f".tile:not([hidden]):not(.no) .marks .no >> nth={index}")
+        before = tab.page.inner_text(".counts")
+        tab.page.click(f".tile:not([hidden]):not(.no) .marks .no >> nth={index}")
         tab.wait("before => document.querySelector('.counts').textContent !== before", before)
-    assert tab.tab.inner_text(".counts") == "✓3 ✗3"
-    tab.tab.click("[data-show=likely]")
+    assert tab.page.inner_text(".counts") == "✓3 ✗3"
+    tab.page.click("[data-show=likely]")
     tab.contains("#cut", "likely matches")
     tab.shows("red", 4)
-    tab.tab.fill("#save-name", "reds")
-    tab.tab.press("#save-name", "Enter")
+    tab.page.fill("#save-name", "reds")
+    tab.page.press("#save-name", "Enter")
     tab.starts("#notice", "Saved")
     folder = page.folder / "page/classifiers/reds"
-    assert tab.tab.inner_text("#saved code") == str(folder)
+    assert tab.page.inner_text("#saved code") == str(folder)
     saved = Classifier.load(folder)
     assert saved.predict(ColorEncoder().embed_images([shade(COLORS["red"], 77)])).tolist() == ["reds"]
-    tab.tab.reload()
-    tab.tab.wait_for_selector(".tile .caption:not(:empty)")
+    tab.page.reload()
+    tab.page.wait_for_selector(".tile .caption:not(:empty)")
     tab.panel()
-    tab.tab.wait_for_selector(".counts")
-    assert tab.tab.inner_text(".counts") == "✓3 ✗3"
+    tab.page.wait_for_selector(".counts")
+    assert tab.page.inner_text(".counts") == "✓3 ✗3"
     tab.clean()
 
 
@@ -85,31 +85,31 @@ def test_keyboard_shortcuts_mark_undo_and_navigate(browser, page):
         ("1", "✓1 ✗0"),
     ):
         tab.ready()
-        tab.tab.keyboard.press("Space" if key == " " else key)
+        tab.page.keyboard.press("Space" if key == " " else key)
         tab.wait("counts => document.querySelector('.counts').textContent === counts", counts)
     tab.ready()
     page.call("/api/classes", {"name": "others"})
-    tab.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     tab.wait("document.querySelectorAll('#classes li').length === 2")
     tab.ready()
-    tab.tab.keyboard.press("2")
+    tab.page.keyboard.press("2")
     tab.starts("#status", "✓ for others: red")
-    tab.tab.keyboard.press("ArrowRight")
+    tab.page.keyboard.press("ArrowRight")
     tab.ready()
     active = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
-    assert tab.tab.evaluate(f"{active} === document.querySelector('.tile.focus:not([hidden])')")
-    assert "red" in tab.tab.evaluate(f"{active}.getAttribute('aria-label')")
-    tab.tab.keyboard.press("Enter")
-    tab.tab.wait_for_selector("#viewer[open]")
+    assert tab.page.evaluate(f"{active} === document.querySelector('.tile.focus:not([hidden])')")
+    assert "red" in tab.page.evaluate(f"{active}.getAttribute('aria-label')")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector("#viewer[open]")
     tab.wait("document.querySelector('#view').naturalWidth > 0")
-    opened = tab.tab.inner_text("#view-caption")
-    tab.tab.keyboard.press("ArrowRight")
+    opened = tab.page.inner_text("#view-caption")
+    tab.page.keyboard.press("ArrowRight")
     tab.wait("caption => ![caption, ''].includes(document.querySelector('#view-caption').innerText)", opened)
-    tab.tab.click("#before")
+    tab.page.click("#before")
     tab.wait("caption => document.querySelector('#view-caption').innerText === caption", opened)
-    tab.tab.keyboard.press("Escape")
-    tab.tab.keyboard.press("/")
-    assert tab.tab.evaluate("document.activeElement.id") == "words"
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("/")
+    assert tab.page.evaluate("document.activeElement.id") == "words"
     tab.clean()
 
 
@@ -118,16 +118,16 @@ def test_pressing_a_key_twice_before_the_response_marks_once(browser, page):
     tab = Tab(browser, page, address="/?label=1")
     tab.ready()
     requests = []
-    tab.tab.on("request", lambda request: requests.append(request) if request.url.endswith("/marks") else None)
-    tab.tab.focus("#grid")
-    tab.tab.evaluate(
+    tab.page.on("request", lambda request: requests.append(request) if request.url.endswith("/marks") else None)
+    tab.page.focus("#grid")
+    tab.page.evaluate(
         "for (const _ of [1, 2]) document.querySelector('#grid').dispatchEvent("
         "new KeyboardEvent('keydown', { key: ' ', bubbles: true }))"
     )
     tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗0'")
     tab.calm()
     assert len(requests) == 1
-    assert tab.tab.evaluate("document.querySelector('.tile.focus').getAttribute('aria-posinset')") == "2"
+    assert tab.page.evaluate("document.querySelector('.tile.focus').getAttribute('aria-posinset')") == "2"
     tab.clean()
 
 
@@ -141,16 +141,16 @@ def test_hostile_captions_are_plain_text_and_the_viewer_shows_all_captions(brows
     tab.starts("#status", "1 picture")
     tab.wait("caption => document.querySelector('.tile:not([hidden]) .caption').textContent === caption",
                               HOSTILE)  # fmt: skip
-    tab.tab.click(".tile:not([hidden]) img")
+    tab.page.click(".tile:not([hidden]) img")
     shown = "[...document.querySelectorAll('#view-caption li')].map(each => each.textContent).join('|')"
     tab.wait(f"captions => {shown} === captions", "|".join(captions))
-    tab.tab.set_viewport_size({"width": 390, "height": 780})
+    tab.page.set_viewport_size({"width": 390, "height": 780})
     width = "[...document.querySelectorAll('#viewer, #view-caption')].every(e => e.scrollWidth <= e.clientWidth)"
-    assert tab.tab.evaluate(width), "nothing is wider than a phone"
-    tab.tab.click("#more")
-    tab.tab.wait_for_selector(".term")
+    assert tab.page.evaluate(width), "nothing is wider than a phone"
+    tab.page.click("#more")
+    tab.page.wait_for_selector(".term")
     tab.new_class(HOSTILE)
-    assert tab.tab.evaluate("window.hacked") is None
+    assert tab.page.evaluate("window.hacked") is None
     tab.clean()
 
 
@@ -158,25 +158,25 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one, two = Tab(browser, page), Tab(browser, page)
     one.new_class("reds", "red")
     two.panel()
-    two.tab.wait_for_selector("#classes .counts")
+    two.page.wait_for_selector("#classes .counts")
     one.shows("red")
-    one.tab.click(".tile.focus:not([hidden]) .marks .yes")
+    one.page.click(".tile.focus:not([hidden]) .marks .yes")
     one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # the user returns to the tab
+    two.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # the user returns to the tab
     two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
     page.session._lists = LruCache(16)  # evict the lists cached by the server
-    one.tab.focus("#grid")
-    one.tab.keyboard.press("End")
+    one.page.focus("#grid")
+    one.page.keyboard.press("End")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
-    two.tab.click("#classes [aria-label='Remove reds']")
-    two.tab.click(".question .main")
+    two.page.click("#classes [aria-label='Remove reds']")
+    two.page.click(".question .main")
     two.wait("!document.querySelector('#classes li')")
-    one.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    one.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     one.wait("document.querySelector('#about').hidden")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
     Index.open(page.folder).remove(["red/0.png"])
     for tab in (one, two):
-        tab.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         tab.wait("document.querySelector('#status').textContent.startsWith('59 pictures')", seconds=20)
     one.new_class("greens", "green")
     one.shows("green")
@@ -191,34 +191,34 @@ def test_the_sorted_view_shows_classes_and_filters_see_labels(browser, page, siz
         ids = [f"{name}/{number}.png" for number in range(key - 1, 36, 3)]
         page.call(f"/api/classes/{key}/marks", {"ids": ids, "mark": 1})
     tab = Tab(browser, page, size)
-    tab.tab.click("#show-sorted")
-    tab.tab.wait_for_selector("#sorted-classes button >> nth=4")
+    tab.page.click("#show-sorted")
+    tab.page.wait_for_selector("#sorted-classes button >> nth=4")
     tab.contains("#sorted-note", "held-out marks right")
-    tab.tab.click("#sorted-classes button:has-text('green')")
+    tab.page.click("#sorted-classes button:has-text('green')")
     tab.shows("green", 4)
-    assert tab.tab.evaluate("document.querySelector('#sorted-classes .chosen').textContent").startswith("green")
-    tab.tab.click("#show-grid")
+    assert tab.page.evaluate("document.querySelector('#sorted-classes .chosen').textContent").startswith("green")
+    tab.page.click("#show-grid")
     tab.filter("clicked = 'blue'")
     tab.starts("#status", "12 pictures")
     scope = "document.querySelector('#scope-note').textContent"
     tab.wait(f"{scope}.startsWith(\"Only where clicked = 'blue': 12 of 60.\")")
     tab.panel()
-    tab.tab.click("#classes .name:has-text('blue')")
+    tab.page.click("#classes .name:has-text('blue')")
     tab.shows("blue", 4)
     tab.starts("#status", "12 pictures, best matches first")
     page.call("/api/classes/3/marks", {"ids": ["red/0.png", "green/1.png"], "mark": -1})
-    tab.tab.click("[data-show=clicked]")
+    tab.page.click("[data-show=clicked]")
     tab.starts("#cut", "With this filter: 12 likely matches")
-    tab.tab.click("[data-show=next]")
+    tab.page.click("[data-show=next]")
     tab.starts("#status", "0 pictures: all of these are marked")
-    tab.tab.click("#show-sorted")
+    tab.page.click("#show-sorted")
     tab.starts("#status", "12 pictures")
-    tab.tab.click("#show-map")
+    tab.page.click("#show-map")
     tab.starts("#status", "Map of 12 pictures")
     tab.panel()
-    link = tab.tab.get_attribute(".links a >> nth=0", "href")
+    link = tab.page.get_attribute(".links a >> nth=0", "href")
     assert page.call(f"/{link}", raw=True)[1][0].decode().count("\nblue/") == 12, "only the pictures shown"
-    tab.tab.click("#scope-off")
+    tab.page.click("#scope-off")
     tab.wait("document.querySelector('#scope').hidden")
     tab.contains("#cut", "Checked against your 14 marks")
     tab.clean()
@@ -233,25 +233,25 @@ def test_an_adapted_search_shows_previous_ranks_and_its_training_pairs(browser, 
 
     monkeypatch.setattr("recollect.web.session.rank_pictures", rank_with_cut_off)
     tab = Tab(browser, drawings)
-    tab.tab.set_viewport_size({"width": 1600, "height": 1200})  # shows all adapted results
+    tab.page.set_viewport_size({"width": 1600, "height": 1200})  # shows all adapted results
     tab.search("a red bridge")
-    assert not tab.tab.is_visible("#episode")
-    tab.tab.click("#adapt")
+    assert not tab.page.is_visible("#episode")
+    tab.page.click("#adapt")
     tab.wait("!document.querySelector('#episode').hidden")
-    assert "reordered them" in tab.tab.inner_text("#episode-note")
-    tab.tab.click("#episode-note")
+    assert "reordered them" in tab.page.inner_text("#episode-note")
+    tab.page.click("#episode-note")
     tab.wait("document.querySelectorAll('#episode-pairs figure').length > 1")
     tab.wait(
         "[...document.querySelectorAll('.tile:not([hidden]) .before')].some(b => /^\\d+ ← \\d+$/.test(b.textContent))"
     )
-    assert "13 likely matches" in tab.tab.inner_text("#status")
-    tiles = tab.tab.evaluate(
+    assert "13 likely matches" in tab.page.inner_text("#status")
+    tiles = tab.page.evaluate(
         "[...document.querySelectorAll('.tile:not([hidden])')].filter(t => t.querySelector('.before').textContent)"
         ".map(t => [Number(t.querySelector('.before').textContent.split(' ← ')[1]), t.classList.contains('below')])"
     )
     assert {below for _, below in tiles} == {True, False}
     assert all(below == (rank > 13) for rank, below in tiles), "the cut-off uses the ranks of the original model"
-    tab.tab.click("#adapt")
+    tab.page.click("#adapt")
     tab.wait("document.querySelector('#episode').hidden")
     tab.clean()
 
@@ -261,12 +261,12 @@ def test_results_below_the_cut_off_are_counted_and_dimmed(browser, shared_page):
     tab.search("red")
     tab.contains("#status", "likely matches")
     tab.wait("!document.querySelector('.tile.focus').classList.contains('below')")
-    tab.tab.focus("#grid")
-    tab.tab.keyboard.press("End")
+    tab.page.focus("#grid")
+    tab.page.keyboard.press("End")
     tab.wait("document.querySelectorAll('.tile:not([hidden]).below').length > 5")
     below = "[...document.querySelectorAll('.tile.below:not([hidden]) .caption')]"
     tab.wait(f"!{below}.some(caption => !caption.textContent)")
-    assert not tab.tab.evaluate(f"{below}.every(caption => caption.textContent.includes('red'))")
+    assert not tab.page.evaluate(f"{below}.every(caption => caption.textContent.includes('red'))")
     tab.clean()
 
 
@@ -274,9 +274,9 @@ def test_adapt_explains_what_it_needs_and_stays_off(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.wait("document.querySelector('#adapt').title.includes('cannot refine')")
     tab.search("red")
-    tab.tab.click("#adapt", force=True)
+    tab.page.click("#adapt", force=True)
     tab.contains("#notice", "cannot refine")
-    assert tab.tab.get_attribute("#adapt", "aria-pressed") == "false"
+    assert tab.page.get_attribute("#adapt", "aria-pressed") == "false"
     tab.search("green")
     tab.shows("green")
     tab.clean()
@@ -289,8 +289,8 @@ def test_a_failed_adapted_search_falls_back_to_plain_results(browser, drawings, 
     monkeypatch.setattr(type(drawings.session), "_adapted", fail)
     tab = Tab(browser, drawings)
     tab.search("a red bridge")
-    tab.tab.fill("#words", "a green river")
-    tab.tab.click("#adapt")
+    tab.page.fill("#words", "a green river")
+    tab.page.click("#adapt")
     tab.contains("#notice", "broke down")
     tab.wait("document.querySelector('#adapt').getAttribute('aria-pressed') === 'false'")
     first = drawings.list(terms=[{"words": "a green river"}])["tiles"][0]
@@ -307,31 +307,31 @@ def test_the_address_contains_search_filter_label_view_and_picture(browser, page
     tab.shows("green")
     tab.filter("number < 30")
     tab.starts("#status", "30 pictures")
-    tab.tab.click(".tile:not([hidden]) img >> nth=0")
-    tab.tab.wait_for_selector("#viewer[open]")
-    link = tab.tab.url
-    tab.tab.go_back()
+    tab.page.click(".tile:not([hidden]) img >> nth=0")
+    tab.page.wait_for_selector("#viewer[open]")
+    link = tab.page.url
+    tab.page.go_back()
     tab.wait("!document.querySelector('#viewer').open")
     tab.starts("#status", "30 pictures")
-    tab.tab.go_back()
+    tab.page.go_back()
     tab.starts("#status", "60 pictures")
-    assert tab.tab.input_value("#where") == ""
-    assert tab.tab.input_value("#words") == "green"
-    tab.tab.goto(link)
-    tab.tab.wait_for_selector("#viewer[open]")
+    assert tab.page.input_value("#where") == ""
+    assert tab.page.input_value("#words") == "green"
+    tab.page.goto(link)
+    tab.page.wait_for_selector("#viewer[open]")
     tab.wait("document.querySelector('#view').naturalWidth > 0")
-    assert tab.tab.input_value("#where") == "number < 30"
-    tab.tab.keyboard.press("Escape")
+    assert tab.page.input_value("#where") == "number < 30"
+    tab.page.keyboard.press("Escape")
     tab.wait("!location.search.includes('open=')")
     tab.panel()
-    tab.tab.click("#classes .name")
+    tab.page.click("#classes .name")
     tab.wait("location.search.includes('order=likely')")
-    tab.tab.reload()
-    tab.tab.wait_for_selector("#about:not([hidden])")
+    tab.page.reload()
+    tab.page.wait_for_selector("#about:not([hidden])")
     tab.contains("#status", "best matches first")
-    tab.tab.click("#show-map")
+    tab.page.click("#show-map")
     tab.wait("location.search.includes('view=map')")
-    tab.tab.reload()
+    tab.page.reload()
     tab.starts("#status", "Map of 30")
     tab.clean()
 
@@ -339,21 +339,21 @@ def test_the_address_contains_search_filter_label_view_and_picture(browser, page
 @pytest.mark.parametrize("size", WIDTHS)
 def test_map_and_duplicates_open_and_late_responses_do_not_leave_them(browser, shared_page, size):
     tab, held = Tab(browser, shared_page, size), []
-    tab.tab.route("**/api/list", lambda route: held.append(route))  # playwright needs a function that it can annotate
+    tab.page.route("**/api/list", lambda route: held.append(route))  # playwright needs a function that it can annotate
     for words in ("red", "green"):
-        tab.tab.fill("#words", words)
-        tab.tab.press("#words", "Enter")
-    tab.tab.click("#show-map")
+        tab.page.fill("#words", words)
+        tab.page.press("#words", "Enter")
+    tab.page.click("#show-map")
     tab.starts("#status", "Map of 60")
     while len(held) < 2:
-        tab.tab.wait_for_timeout(10)
+        tab.page.wait_for_timeout(10)
     for route in reversed(held):  # the later request is answered first
-        with tab.tab.expect_response("**/api/list"):
+        with tab.page.expect_response("**/api/list"):
             route.continue_()
     tab.calm()
-    assert tab.tab.inner_text("#status").startswith("Map of"), "the map stays open"
+    assert tab.page.inner_text("#status").startswith("Map of"), "the map stays open"
     tab.wait("document.querySelector('#map').width > 0")
-    stays = tab.tab.evaluate("""async () => {
+    stays = tab.page.evaluate("""async () => {
       const { PictureMap } = await import("/static/map.js"), canvas = document.querySelector("#map").cloneNode();
       document.querySelector("#map-view").append(canvas);
       const map = Object.assign(new PictureMap(canvas, () => {}), { points: [0.9, 0.2], ids: ["red/0.png"] });
@@ -364,15 +364,15 @@ def test_map_and_duplicates_open_and_late_responses_do_not_leave_them(browser, s
       return Math.hypot(x2 - x, y2 - y);
     }""")
     assert stays < 1e-6, "the point under the pointer stays in place when zooming"
-    tab.tab.press("#map", "Enter")
-    tab.tab.wait_for_selector("#viewer[open]")
-    tab.tab.click("#close")
-    tab.tab.click("#show-duplicates")
-    tab.tab.wait_for_selector("#duplicates img >> nth=0")
-    tab.tab.press("#duplicates img >> nth=0", "Enter")
-    tab.tab.wait_for_selector("#viewer[open]")
-    tab.tab.click("#close")
-    tab.tab.click("#show-grid")
+    tab.page.press("#map", "Enter")
+    tab.page.wait_for_selector("#viewer[open]")
+    tab.page.click("#close")
+    tab.page.click("#show-duplicates")
+    tab.page.wait_for_selector("#duplicates img >> nth=0")
+    tab.page.press("#duplicates img >> nth=0", "Enter")
+    tab.page.wait_for_selector("#viewer[open]")
+    tab.page.click("#close")
+    tab.page.click("#show-grid")
     tab.shows("green", 4)
     tab.clean()
 
@@ -384,13 +384,13 @@ def test_a_million_rows_scroll_to_the_end_with_few_elements(browser, page, monke
     monkeypatch.setattr(type(page.session), "_everything", lambda self, ask, view: Listing(million, None, len(million)))
     tab = Tab(browser, page)
     tab.starts("#status", "1,000,000")
-    tab.tab.focus("#grid")
-    tab.tab.keyboard.press("End")
+    tab.page.focus("#grid")
+    tab.page.keyboard.press("End")
     tab.wait(
         "[...document.querySelectorAll('.tile:not([hidden]) .caption')].some(c => c.textContent.includes('number 39'))"
     )
-    assert tab.tab.evaluate("document.querySelectorAll('.tile').length") < 120
-    tab.tab.keyboard.press("Home")
+    assert tab.page.evaluate("document.querySelectorAll('.tile').length") < 120
+    tab.page.keyboard.press("Home")
     tab.wait(
         "[...document.querySelectorAll('.tile:not([hidden]) .caption')].some(c => c.textContent === 'red number 0')"
     )

@@ -115,53 +115,53 @@ def search_forever(monkeypatch):
 @pytest.mark.parametrize("size", WIDTHS)
 def test_duplicates_can_be_selected_previewed_removed_and_restored(browser, photos, size):
     page, tab = photos, Tab(browser, photos, size)
-    tab.tab.click("#show-duplicates")
-    tab.tab.click(".found button:has-text('Near')")
-    tab.tab.wait_for_selector(".alike >> nth=2")
+    tab.page.click("#show-duplicates")
+    tab.page.click(".found button:has-text('Near')")
+    tab.page.wait_for_selector(".alike >> nth=2")
     cards, groups = 6, 3
-    assert tab.tab.locator(".alike figure.goes").count() == 3, "one picture per group is kept"
-    tab.tab.press(".alike figure.goes .keep >> nth=0", "Enter")
+    assert tab.page.locator(".alike figure.goes").count() == 3, "one picture per group is kept"
+    tab.page.press(".alike figure.goes .keep >> nth=0", "Enter")
     tab.wait("rest => document.querySelectorAll('.alike figure.goes').length === rest", cards - groups - 1)
-    tab.tab.click(".resolve .main")
-    tab.tab.wait_for_selector(".preview img")
-    assert tab.tab.locator(".preview li").count() == cards - groups - 1
-    tab.tab.click(".question .main")
+    tab.page.click(".resolve .main")
+    tab.page.wait_for_selector(".preview img")
+    assert tab.page.locator(".preview li").count() == cards - groups - 1
+    tab.page.click(".question .main")
     tab.starts("#notice", "Removed")
     left = 10 - (cards - groups - 1)
-    tab.tab.wait_for_selector("#notice button")
+    tab.page.wait_for_selector("#notice button")
     assert page.call("/api/info")[1]["pictures"] == left
     if size == "desktop":
-        tab.tab.keyboard.press("Control+z")
+        tab.page.keyboard.press("Control+z")
     else:
-        tab.tab.click("#notice button")
+        tab.page.click("#notice button")
     tab.starts("#notice", "Undone")
-    tab.tab.wait_for_selector(".alike >> nth=2")
+    tab.page.wait_for_selector(".alike >> nth=2")
     assert page.call("/api/info")[1]["pictures"] == 10
     wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    assert tab.tab.evaluate(wide), "the page is not wider than the window"
+    assert tab.page.evaluate(wide), "the page is not wider than the window"
     tab.clean()
 
 
 def test_the_search_for_duplicates_can_be_stopped(browser, page, monkeypatch):
     search_forever(monkeypatch)
     tab = Tab(browser, page)
-    tab.tab.click("#show-duplicates")
+    tab.page.click("#show-duplicates")
     tab.wait("document.querySelector('.found progress')?.value > 0")
-    tab.tab.click(".found button")
+    tab.page.click(".found button")
     tab.contains(".found", "Stopped")
     tab.clean()
 
 
 def test_a_late_response_does_not_change_another_list(browser, photos):
     tab, held = Tab(browser, photos), []
-    tab.tab.route("**/api/duplicates?*kind=identical*", lambda route: held.append(route))
-    tab.tab.click("#show-duplicates")
-    with tab.tab.expect_response(lambda answer: "kind=near-identical" in answer.url):
-        tab.tab.click(".found button:has-text('Near')")
-    tab.tab.wait_for_selector(".alike >> nth=2")
-    with tab.tab.expect_response(lambda answer: "kind=identical" in answer.url) as late:
+    tab.page.route("**/api/duplicates?*kind=identical*", lambda route: held.append(route))
+    tab.page.click("#show-duplicates")
+    with tab.page.expect_response(lambda answer: "kind=near-identical" in answer.url):
+        tab.page.click(".found button:has-text('Near')")
+    tab.page.wait_for_selector(".alike >> nth=2")
+    with tab.page.expect_response(lambda answer: "kind=identical" in answer.url) as late:
         held.pop().continue_()
     late.value.finished()
-    tab.tab.evaluate("fetch('/api/info').then((answer) => answer.text())")  # wait until the page has processed it
-    assert tab.tab.locator(".alike").count() == 3
+    tab.page.evaluate("fetch('/api/info').then((answer) => answer.text())")  # wait until the page has processed it
+    assert tab.page.locator(".alike").count() == 3
     tab.clean()

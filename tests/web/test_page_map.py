@@ -35,19 +35,19 @@ def test_colors_show_folders_or_labels(page):
 
 def test_pictures_inside_a_drawn_loop_can_be_labeled(browser, page):
     tab = Tab(browser, page)
-    tab.tab.click("#show-map")
+    tab.page.click("#show-map")
     tab.starts("#status", "Map of 60")
-    tab.tab.click(".map-tools button:has-text('Draw')")
-    box = tab.tab.locator("#map").bounding_box()
+    tab.page.click(".map-tools button:has-text('Draw')")
+    box = tab.page.locator("#map").bounding_box()
     left, top, right, bottom = box["x"] + 2, box["y"] + 2, box["x"] + box["width"] - 2, box["y"] + box["height"] - 2
-    tab.tab.mouse.move(left, top)
-    tab.tab.mouse.down()
+    tab.page.mouse.move(left, top)
+    tab.page.mouse.down()
     for x, y in ((right, top), (right, bottom), (left, bottom)):
-        tab.tab.mouse.move(x, y, steps=3)
-    tab.tab.mouse.up()
-    tab.tab.click(".map-tools button:has-text('Label these')")
-    tab.tab.fill(".question input", "all of them")
-    tab.tab.press(".question input", "Enter")
+        tab.page.mouse.move(x, y, steps=3)
+    tab.page.mouse.up()
+    tab.page.click(".map-tools button:has-text('Label these')")
+    tab.page.fill(".question input", "all of them")
+    tab.page.press(".question input", "Enter")
     tab.starts("#notice", "60 pictures marked")
     assert page.call("/api/classes")[1]["classes"][0]["yes"] == 60
     assert page.call("/api/undo", b"")[1]["undone"]["do"] == "mark"

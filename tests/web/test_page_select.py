@@ -44,34 +44,34 @@ def names_of(tab):
 
 def test_pictures_are_selected_by_click_range_rectangle_and_shortcut(browser, album):
     tab = Tab(browser, album)
-    tab.tab.hover(".tile:not([hidden]) >> nth=0")
-    tab.tab.click(".tile.focus .check")
+    tab.page.hover(".tile:not([hidden]) >> nth=0")
+    tab.page.click(".tile.focus .check")
     selected(tab, 1)
-    tiles = tab.tab.locator(".tile:not([hidden]) img")
+    tiles = tab.page.locator(".tile:not([hidden]) img")
     tiles.nth(4).click(modifiers=["Shift"])
     selected(tab, 5)
     tiles.nth(2).click(modifiers=["Control"])
     selected(tab, 4)
     tiles.nth(2).click()  # with a selection, a plain click also selects
     selected(tab, 5)
-    assert not tab.tab.is_visible("#viewer")
-    tab.tab.keyboard.press("Escape")
-    assert not tab.tab.is_visible("#selected")
-    places = tab.tab.evaluate(
+    assert not tab.page.is_visible("#viewer")
+    tab.page.keyboard.press("Escape")
+    assert not tab.page.is_visible("#selected")
+    places = tab.page.evaluate(
         "[...document.querySelectorAll('.tile:not([hidden]) .card')].map(each => each.getBoundingClientRect())"
         ".map(each => [each.y, each.x]).sort((one, two) => one[0] - two[0] || one[1] - two[1])"
     )
-    tab.tab.mouse.move(places[0][1] + 60, places[0][0] + 60)
-    tab.tab.mouse.down()
-    tab.tab.mouse.move(places[1][1] + 20, places[1][0] + 80, steps=6)
-    tab.tab.mouse.up()
+    tab.page.mouse.move(places[0][1] + 60, places[0][0] + 60)
+    tab.page.mouse.down()
+    tab.page.mouse.move(places[1][1] + 20, places[1][0] + 80, steps=6)
+    tab.page.mouse.up()
     selected(tab, 2)
-    assert not tab.tab.is_visible("#viewer"), "drawing a rectangle does not open the viewer"
-    tab.tab.keyboard.press("Control+a")
+    assert not tab.page.is_visible("#viewer"), "drawing a rectangle does not open the viewer"
+    tab.page.keyboard.press("Control+a")
     selected(tab, NUMBER)
-    tab.tab.click("#select-none")
+    tab.page.click("#select-none")
     tiles.nth(0).click()
-    tab.tab.wait_for_selector("#viewer[open]")
+    tab.page.wait_for_selector("#viewer[open]")
     tab.clean()
 
 
@@ -82,41 +82,41 @@ def test_pictures_can_be_searched_filtered_labeled_and_exported(browser, album):
     tab.shows("red")
     tab.filter("path like '%red%'")
     tab.starts("#status", "8 pictures")
-    tab.tab.click(".tile.focus img")
-    tab.tab.wait_for_selector("#viewer[open]")
-    tab.tab.keyboard.press("f")
+    tab.page.click(".tile.focus img")
+    tab.page.wait_for_selector("#viewer[open]")
+    tab.page.keyboard.press("f")
     tab.wait("[...document.querySelectorAll('#view-labels .chosen')].some(each => each.textContent === 'Favorites')")
-    tab.tab.keyboard.press("ArrowRight")
-    tab.tab.keyboard.press("Escape")
+    tab.page.keyboard.press("ArrowRight")
+    tab.page.keyboard.press("Escape")
     tab.wait("!document.querySelector('#viewer').open")
-    tab.tab.keyboard.press("Control+a")
+    tab.page.keyboard.press("Control+a")
     selected(tab, 8)
-    tab.tab.select_option("#selected-label", "new")
-    tab.tab.fill(".question input", "warm")
-    tab.tab.click(".question .main")
+    tab.page.select_option("#selected-label", "new")
+    tab.page.fill(".question input", "warm")
+    tab.page.click(".question .main")
     tab.contains("#notice", "8 pictures labeled warm")
     (warm,) = [each for each in album.call("/api/classes")[1]["classes"] if each["name"] == "warm"]
     assert (warm["yes"], warm["no"]) == (8, 0)
-    tab.tab.keyboard.press("Control+a")
+    tab.page.keyboard.press("Control+a")
     read = {
         "csv": lambda data: [json.loads(row["labels"]) for row in csv.DictReader(io.StringIO(data.decode()))],
         "parquet": lambda data: pq.read_table(io.BytesIO(data))["labels"].to_pylist(),
         "coco": lambda data: [["warm", each["file_name"]] for each in json.loads(data)["images"]],
     }
     for kind, labels in read.items():
-        with tab.tab.expect_download() as download:
-            tab.tab.select_option("#selected-export", kind)
+        with tab.page.expect_download() as download:
+            tab.page.select_option("#selected-export", kind)
         with open(download.value.path(), "rb") as file:
             exported = labels(file.read())
         assert len(exported) == 8
         assert all("warm" in each for each in exported)
-    tab.tab.click("#selected-copy")
+    tab.page.click("#selected-copy")
     out = album.folder.parent / "new folder/out"
-    tab.tab.fill(".question input", str(out))
-    tab.tab.click(".question .main")
+    tab.page.fill(".question input", str(out))
+    tab.page.click(".question .main")
     tab.contains("#notice", "8 pictures copied")
     assert len(list(out.glob("red*.png"))) == 8
-    tab.tab.click("#notice button")
+    tab.page.click("#notice button")
     tab.starts("#notice", "Undone")
     assert list(out.iterdir()) == []
     tab.clean()
@@ -125,40 +125,40 @@ def test_pictures_can_be_searched_filtered_labeled_and_exported(browser, album):
 def test_removing_and_deleting_need_confirmation_and_can_be_undone(browser, album):
     before = photos(album)
     tab = Tab(browser, album)
-    tab.tab.keyboard.press("s")
+    tab.page.keyboard.press("s")
     selected(tab, 1)
-    tab.tab.click("#selected-remove")
-    tab.tab.click(".question .main")
+    tab.page.click("#selected-remove")
+    tab.page.click(".question .main")
     tab.starts("#status", "23 pictures")
     assert photos(album) == before
-    tab.tab.click("#notice button")
+    tab.page.click("#notice button")
     tab.starts("#status", "24 pictures")
-    tab.tab.keyboard.press("Control+a")
-    tab.tab.click("#selected-delete")
-    tab.tab.click(".question .main")
+    tab.page.keyboard.press("Control+a")
+    tab.page.click("#selected-delete")
+    tab.page.click(".question .main")
     tab.contains(".question .folders", "Ärger #1 100% 😀: 24")
-    tab.tab.click(".question button:not(.main)")
+    tab.page.click(".question button:not(.main)")
     assert photos(album) == before, "deleting needs a second confirmation"
-    tab.tab.keyboard.press("Escape")
-    tab.tab.keyboard.press("s")
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("s")
     selected(tab, 1)
-    tab.tab.click("#selected-delete")
-    tab.tab.click(".question .main")
-    tab.tab.click(".question .main:has-text('Delete 1 file')")
+    tab.page.click("#selected-delete")
+    tab.page.click(".question .main")
+    tab.page.click(".question .main:has-text('Delete 1 file')")
     tab.starts("#status", "23 pictures")
     folder = album.folder.parent / "photos"
     assert len(list(folder.glob("Ä*/*.png"))) == 23
     assert len(list(folder.glob(".recollect-trash/*.png"))) == 1
-    tab.tab.click("#notice button")
+    tab.page.click("#notice button")
     tab.starts("#status", "24 pictures")
     assert photos(album) == before
-    tab.tab.keyboard.press("Control+a")
-    tab.tab.click("#selected-move")
-    tab.tab.fill(".question input", str(album.folder.parent / "moved"))
-    tab.tab.click(".question .main")
+    tab.page.keyboard.press("Control+a")
+    tab.page.click("#selected-move")
+    tab.page.fill(".question input", str(album.folder.parent / "moved"))
+    tab.page.click(".question .main")
     tab.contains("#notice", "24 pictures moved")
     assert len(list((album.folder.parent / "moved").iterdir())) == NUMBER
-    tab.tab.reload()
+    tab.page.reload()
     tab.wait("document.querySelector('.tile.focus img')?.naturalWidth > 0")
     tab.clean()
 
@@ -166,40 +166,40 @@ def test_removing_and_deleting_need_confirmation_and_can_be_undone(browser, albu
 @pytest.mark.parametrize("size", WIDTHS)
 def test_the_viewer_zooms_pans_navigates_and_closes_in_three_ways(browser, album, size):
     tab = Tab(browser, album, size)
-    opens = lambda: (tab.tab.click(".tile.focus img"), tab.tab.wait_for_selector("#viewer[open]"))  # noqa: E731
+    opens = lambda: (tab.page.click(".tile.focus img"), tab.page.wait_for_selector("#viewer[open]"))  # noqa: E731
     opens()
     tab.wait("document.querySelector('#view').naturalWidth > 0")
     closed = "!document.querySelector('#viewer').open"
-    box = tab.tab.locator("#view-stage").bounding_box()
+    box = tab.page.locator("#view-stage").bounding_box()
     middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     zoom = "Number(/scale\\(([\\d.]+)\\)/.exec(document.querySelector('#view').style.transform)?.[1] ?? 1)"
-    tab.tab.mouse.move(*middle)
-    tab.tab.mouse.wheel(0, -600)
+    tab.page.mouse.move(*middle)
+    tab.page.mouse.wheel(0, -600)
     tab.wait(f"{zoom} > 2")
-    tab.tab.keyboard.press("0")
+    tab.page.keyboard.press("0")
     tab.wait(f"{zoom} === 1")
-    tab.tab.mouse.dblclick(*middle)
+    tab.page.mouse.dblclick(*middle)
     tab.wait(f"{zoom} > 2")
-    before = tab.tab.evaluate("document.querySelector('#view').style.transform")
+    before = tab.page.evaluate("document.querySelector('#view').style.transform")
     for _ in range(6):
-        tab.tab.keyboard.press("+")
-    tab.tab.mouse.down()
-    tab.tab.mouse.move(middle[0] + 40, middle[1] + 30, steps=4)
-    tab.tab.mouse.up()
-    assert tab.tab.evaluate("document.querySelector('#view').style.transform") != before
-    assert not tab.tab.evaluate(closed), "dragging does not count as a click"
-    shown = tab.tab.get_attribute("#view", "src")
-    tab.tab.keyboard.press("ArrowRight")
+        tab.page.keyboard.press("+")
+    tab.page.mouse.down()
+    tab.page.mouse.move(middle[0] + 40, middle[1] + 30, steps=4)
+    tab.page.mouse.up()
+    assert tab.page.evaluate("document.querySelector('#view').style.transform") != before
+    assert not tab.page.evaluate(closed), "dragging does not count as a click"
+    shown = tab.page.get_attribute("#view", "src")
+    tab.page.keyboard.press("ArrowRight")
     tab.wait("shown => !document.querySelector('#view').src.endsWith(shown)", shown)
-    assert tab.tab.evaluate(zoom) == 1
-    tab.tab.keyboard.press("Escape")
+    assert tab.page.evaluate(zoom) == 1
+    tab.page.keyboard.press("Escape")
     tab.wait(closed)
     opens()
-    tab.tab.go_back()
+    tab.page.go_back()
     tab.wait(closed)
     opens()
     tab.wait("document.querySelector('#view').naturalWidth > 0")
-    tab.tab.mouse.click(box["x"] + 3, box["y"] + box["height"] - 3)  # outside the picture
+    tab.page.mouse.click(box["x"] + 3, box["y"] + box["height"] - 3)  # outside the picture
     tab.wait(closed)
     tab.clean()
 
@@ -207,15 +207,15 @@ def test_the_viewer_zooms_pans_navigates_and_closes_in_three_ways(browser, album
 def test_the_viewer_shows_and_downloads_the_file(browser, album):
     tab = Tab(browser, album)
     name = tab.captions(1)[0]
-    tab.tab.click(".tile.focus img")
+    tab.page.click(".tile.focus img")
     tab.wait("name => document.querySelector('#view-about').textContent.includes(name)", name)
-    with tab.tab.expect_download() as download:
-        tab.tab.click("#download")
+    with tab.page.expect_download() as download:
+        tab.page.click("#download")
     assert download.value.suggested_filename == name
     (file,) = (album.folder.parent / "photos").rglob(name)
     with open(download.value.path(), "rb") as data:
         assert data.read() == file.read_bytes()
-    tab.tab.click("#more")
+    tab.page.click("#more")
     tab.wait("document.querySelector('.term img')")
     tab.clean()
 
@@ -287,19 +287,19 @@ def test_an_existing_label_name_is_reused_and_a_later_mark_hides_the_undo_button
     album.call("/api/classes", {"name": "warm"})
     tab = Tab(browser, album, address="/?label=1")
     tab.ready()
-    tab.tab.keyboard.press("s")
+    tab.page.keyboard.press("s")
     selected(tab, 1)
-    tab.tab.select_option("#selected-label", "new")
-    tab.tab.fill(".question input", "warm")
-    tab.tab.click(".question .main")
-    tab.tab.wait_for_selector("#notice button")
+    tab.page.select_option("#selected-label", "new")
+    tab.page.fill(".question input", "warm")
+    tab.page.click(".question .main")
+    tab.page.wait_for_selector("#notice button")
     tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗0'")
-    tab.tab.focus("#grid")
-    tab.tab.keyboard.press("ArrowRight")
+    tab.page.focus("#grid")
+    tab.page.keyboard.press("ArrowRight")
     tab.ready()
-    tab.tab.keyboard.press("x")
+    tab.page.keyboard.press("x")
     tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗1'")
-    tab.tab.wait_for_selector("#notice", state="hidden", timeout=2_000)
+    tab.page.wait_for_selector("#notice", state="hidden", timeout=2_000)
     tab.clean()
 
 
@@ -307,26 +307,26 @@ def test_all_pictures_of_a_filter_can_be_deleted_and_restored(browser, album):
     tab = Tab(browser, album)
     tab.filter("width > 1 and path like '%red%'")
     tab.starts("#status", "8 pictures")
-    tab.tab.focus("#grid")
-    tab.tab.keyboard.press("Control+a")
+    tab.page.focus("#grid")
+    tab.page.keyboard.press("Control+a")
     selected(tab, 8)
-    tab.tab.click(".tile.focus .check")
+    tab.page.click(".tile.focus .check")
     selected(tab, 7)
-    tab.tab.click(".tile.focus .check")
+    tab.page.click(".tile.focus .check")
     selected(tab, 8)
-    tab.tab.click("#show-map")
-    tab.tab.click(".map-tools button:has-text('Select visible pictures')")  # works before the map has loaded
-    assert tab.tab.is_hidden("#selected"), "the map has its own selection"
-    tab.tab.click("#show-grid")
-    tab.tab.click("#selected-delete")
-    tab.tab.click(".question .main")
-    tab.tab.click(".question .main:has-text('Delete 8 files')")
+    tab.page.click("#show-map")
+    tab.page.click(".map-tools button:has-text('Select visible pictures')")  # works before the map has loaded
+    assert tab.page.is_hidden("#selected"), "the map has its own selection"
+    tab.page.click("#show-grid")
+    tab.page.click("#selected-delete")
+    tab.page.click(".question .main")
+    tab.page.click(".question .main:has-text('Delete 8 files')")
     tab.contains("#notice", "8 pictures deleted")
-    assert tab.tab.is_visible("#empty")
-    tab.tab.keyboard.press(" ")
-    tab.tab.click("#notice button")
+    assert tab.page.is_visible("#empty")
+    tab.page.keyboard.press(" ")
+    tab.page.click("#notice button")
     tab.starts("#status", "8 pictures")
-    assert tab.tab.is_hidden("#empty")
+    assert tab.page.is_hidden("#empty")
     assert len(photos(album)) == NUMBER
     tab.clean(errors=True)
 
@@ -338,11 +338,11 @@ def test_removed_and_deleted_pictures_can_be_restored_after_a_restart(browser, a
     album.call("/api/selection/act", {"kind": "delete", "ids": [deleted]})
     assert ".recollect-trash" in str(next(each for each in album.folder.parent.rglob(ids[1]["name"])))
     tab = Tab(browser, start_page(album.folder))
-    tab.tab.click("#open-settings")
-    tab.tab.click("text=Removed pictures …")
+    tab.page.click("#open-settings")
+    tab.page.click("text=Removed pictures …")
     for number in range(2):
-        tab.tab.click(f".sheet li button >> nth={number}")
-    tab.tab.click(".sheet button:has-text('Put back')")
+        tab.page.click(f".sheet li button >> nth={number}")
+    tab.page.click(".sheet button:has-text('Put back')")
     tab.starts("#status", f"{NUMBER} pictures")
     tab.clean()
     assert photos(album) == before

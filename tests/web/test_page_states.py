@@ -11,16 +11,16 @@ from recollect.web import Page
 
 def test_an_empty_filter_is_shown_and_can_be_removed(browser, shared_page):
     tab = Tab(browser, shared_page)
-    tab.tab.fill("#where", "number = 99")
-    tab.tab.press("#where", "Enter")
-    tab.tab.wait_for_selector("#empty:not([hidden])")
-    assert "number = 99" in tab.tab.inner_text("#empty")
-    tab.tab.click("#empty-off")
-    tab.tab.wait_for_selector("#empty", state="hidden")
-    tab.tab.wait_for_selector(".tile .caption:not(:empty)")
-    assert tab.tab.input_value("#where") == ""
-    tab.tab.fill("#where", "nmuber = 9")
-    tab.tab.press("#where", "Enter")
+    tab.page.fill("#where", "number = 99")
+    tab.page.press("#where", "Enter")
+    tab.page.wait_for_selector("#empty:not([hidden])")
+    assert "number = 99" in tab.page.inner_text("#empty")
+    tab.page.click("#empty-off")
+    tab.page.wait_for_selector("#empty", state="hidden")
+    tab.page.wait_for_selector(".tile .caption:not(:empty)")
+    assert tab.page.input_value("#where") == ""
+    tab.page.fill("#where", "nmuber = 9")
+    tab.page.press("#where", "Enter")
     tab.contains("#empty-note", "Known names: id, ")
     tab.clean(errors=True)
 
@@ -41,25 +41,25 @@ def test_uploads_that_are_not_pictures_are_skipped(browser, shared_page, tmp_pat
     paint(tmp_path / "red.png", COLORS["red"], 1)
     (tmp_path / "notes.png").write_text("no picture")
     tab = Tab(browser, shared_page)
-    tab.tab.evaluate(
+    tab.page.evaluate(
         "files => { const dataTransfer = new DataTransfer();"
         "for (const [name, bytes] of files) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));"
         "document.dispatchEvent(new DragEvent('drop', { dataTransfer })); }",
         [[file.name, list(file.read_bytes())] for file in (tmp_path / "red.png", tmp_path / "notes.png")],
     )
     tab.shows("red")
-    assert tab.tab.inner_text("#notice").startswith("notes.png")
-    assert tab.tab.locator("#terms .term").count() == 1
+    assert tab.page.inner_text("#notice").startswith("notes.png")
+    assert tab.page.locator("#terms .term").count() == 1
     tab.clean(errors=True)
 
 
 def test_undo_works_after_an_address_with_an_empty_filter(browser, page):
     tab = Tab(browser, page)
-    tab.tab.goto(page.address + "/?where=number+%3D+99")
-    tab.tab.wait_for_selector("#empty:not([hidden])")
+    tab.page.goto(page.address + "/?where=number+%3D+99")
+    tab.page.wait_for_selector("#empty:not([hidden])")
     page.call("/api/selection/act", {"kind": "remove", "ids": ["red/0.png"]})
-    tab.tab.focus("#show-grid")
-    tab.tab.keyboard.press("u")
+    tab.page.focus("#show-grid")
+    tab.page.keyboard.press("u")
     tab.wait("document.querySelector('#notice').textContent === 'Undone: removing 1 picture.'")
     tab.clean(errors=True)
 
@@ -71,39 +71,39 @@ def test_pictures_stay_visible_without_a_server_and_the_page_recovers(browser, t
     tab = Tab(browser, page)
     shown = tab.captions()
     stop()
-    tab.tab.wait_for_selector("#banner:not([hidden])", timeout=30_000)
+    tab.page.wait_for_selector("#banner:not([hidden])", timeout=30_000)
     assert tab.captions() == shown
-    tab.tab.fill("#words", "green")
-    tab.tab.press("#words", "Enter")
+    tab.page.fill("#words", "green")
+    tab.page.press("#words", "Enter")
     again = Page(Index.open(tmp_path / "index", ColorEncoder()), port=port).start()
-    tab.tab.wait_for_selector("#banner", state="hidden", timeout=30_000)
+    tab.page.wait_for_selector("#banner", state="hidden", timeout=30_000)
     tab.shows("green")
     tab.search("red")
     tab.shows("red")
-    tab.tab.close()
+    tab.page.close()
     again.stop()
 
 
 def test_settings_change_appearance_and_language(browser, shared_page):
     tab = Tab(browser, shared_page, color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
-    light = tab.tab.evaluate(paper)
-    tab.tab.click("#open-settings")
-    tab.tab.select_option(".sheet select >> nth=0", "dark")
+    light = tab.page.evaluate(paper)
+    tab.page.click("#open-settings")
+    tab.page.select_option(".sheet select >> nth=0", "dark")
     tab.wait(f"light => {paper} !== light", light)
-    with tab.tab.expect_navigation():
-        tab.tab.select_option(".sheet select >> nth=1", "de")
-    tab.tab.wait_for_selector("#show-duplicates:has-text('Duplikate')")
-    assert tab.tab.evaluate(paper) != light
+    with tab.page.expect_navigation():
+        tab.page.select_option(".sheet select >> nth=1", "de")
+    tab.page.wait_for_selector("#show-duplicates:has-text('Duplikate')")
+    assert tab.page.evaluate(paper) != light
     tab.clean()
 
 
 def test_a_question_mark_opens_the_help(browser, shared_page):
     tab = Tab(browser, shared_page)
-    tab.tab.focus("#grid")
-    tab.tab.keyboard.press("?")
-    tab.tab.wait_for_selector(".sheet[open]")
-    tab.tab.keyboard.press("Escape")
+    tab.page.focus("#grid")
+    tab.page.keyboard.press("?")
+    tab.page.wait_for_selector(".sheet[open]")
+    tab.page.keyboard.press("Escape")
     tab.wait("!document.querySelector('.sheet')")
     tab.clean()
 
@@ -112,10 +112,10 @@ def test_a_folder_can_be_added_on_the_page(browser, page, tmp_path):
     for number in range(5):
         paint(tmp_path / "more" / f"{number}.png", COLORS["red"], 100 + number)
     tab = Tab(browser, page)
-    tab.tab.click("#open-settings")
-    tab.tab.click(".sheet button:has-text('Add a folder')")
-    tab.tab.fill(".question input", str(tmp_path / "more"))
-    tab.tab.press(".question input", "Enter")
+    tab.page.click("#open-settings")
+    tab.page.click(".sheet button:has-text('Add a folder')")
+    tab.page.fill(".question input", str(tmp_path / "more"))
+    tab.page.press(".question input", "Enter")
     tab.starts("#status", "65 pictures")
     tab.contains("#filling-note", "5 new pictures")
     tab.clean()
@@ -132,11 +132,11 @@ def test_missing_and_empty_folders_are_rejected(page, tmp_path):
 VIEWS = {
     "pictures": lambda tab: None,
     "label": lambda tab: tab.new_class("reds", "red"),
-    "viewer": lambda tab: tab.tab.click(".tile:not([hidden]) img >> nth=0"),
-    "settings": lambda tab: tab.tab.evaluate("document.querySelector('#open-settings').click()"),
-    "help": lambda tab: tab.tab.evaluate("document.querySelector('#open-help').click()"),
-    "map": lambda tab: tab.tab.click("#show-map"),
-    "duplicates": lambda tab: tab.tab.click("#show-duplicates"),
+    "viewer": lambda tab: tab.page.click(".tile:not([hidden]) img >> nth=0"),
+    "settings": lambda tab: tab.page.evaluate("document.querySelector('#open-settings').click()"),
+    "help": lambda tab: tab.page.evaluate("document.querySelector('#open-help').click()"),
+    "map": lambda tab: tab.page.click("#show-map"),
+    "duplicates": lambda tab: tab.page.click("#show-duplicates"),
 }
 
 
@@ -147,11 +147,11 @@ def test_axe_finds_no_serious_violation_in_any_view(browser, page, size, scheme)
     for name, show in VIEWS.items():
         show(tab)
         tab.calm()
-        for each in axe.run(tab.tab).response["violations"]:
+        for each in axe.run(tab.page).response["violations"]:
             if each["impact"] in ("serious", "critical"):
                 violations[name, each["id"]] = [node["html"][:120] for node in each["nodes"][:3]]
         if name in ("viewer", "settings", "help"):
-            tab.tab.keyboard.press("Escape")
+            tab.page.keyboard.press("Escape")
             tab.wait("!document.querySelector('dialog[open]')")
-    tab.tab.close()
+    tab.page.close()
     assert violations == {}

@@ -39,10 +39,10 @@ def test_every_text_used_by_the_page_exists():
 def test_the_page_uses_the_language_of_the_browser(browser, shared_page, locale):
     tab = Tab(browser, shared_page, locale=locale)
     column = ["en-US", "de-DE"].index(locale)
-    assert tab.tab.get_attribute("html", "lang") == locale[:2]
-    assert tab.tab.inner_text("#show-duplicates") == ROWS["view.duplicates"][column]
-    assert tab.tab.get_attribute("#words", "placeholder") == ROWS["search.box"][column]
-    assert tab.tab.inner_text("#status").startswith(["60 pictures", "60 Bilder"][column])
+    assert tab.page.get_attribute("html", "lang") == locale[:2]
+    assert tab.page.inner_text("#show-duplicates") == ROWS["view.duplicates"][column]
+    assert tab.page.get_attribute("#words", "placeholder") == ROWS["search.box"][column]
+    assert tab.page.inner_text("#status").startswith(["60 pictures", "60 Bilder"][column])
     empty = "[...document.querySelectorAll('[data-t]')].filter(each => !each.textContent).length"
-    assert tab.tab.evaluate(empty) == 0
+    assert tab.page.evaluate(empty) == 0
     tab.clean()
