@@ -87,9 +87,9 @@ def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarra
         keys = index.vectors(ids)[:, None]
     else:
         flat, counts = caption_matrix(index.store.rows(ids, ["caption_vectors"])["caption_vectors"])
-        places = np.arange(counts.max())[None]
+        offsets = np.arange(counts.max())[None]
         first = (np.cumsum(counts) - counts)[:, None]
-        keys = unit_vectors(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
+        keys = unit_vectors(flat, index.width, index.address)[first + np.where(offsets < counts[:, None], offsets, 0)]
     if (size := 4 * (1 + vectors) * keys.size) > MAX_VECTOR_BYTES:
         raise UserError(
             f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than an ONNX "

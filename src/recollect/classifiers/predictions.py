@@ -168,7 +168,7 @@ def _predictions(
             float(probabilities[row, best]),
             names[second],
             bool(unknown[row]),
-            tuple(names[place] for place in np.flatnonzero(possible[row])),
+            tuple(names[c] for c in np.flatnonzero(possible[row])),
             tuple(
                 NearestExample(Path(support.files[i]), names[support.labels[i]], float(similarity[row, i]))
                 for i in near

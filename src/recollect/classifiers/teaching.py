@@ -76,19 +76,19 @@ class Support:
         digests = list(self.digests)
         known = set(zip(digests, self.labels.tolist(), strict=True))
         first: dict[tuple[str, int], int] = {}
-        for place, pair in enumerate(zip(other.digests, other.labels.tolist(), strict=True)):
-            first.setdefault(pair, place)
+        for row, pair in enumerate(zip(other.digests, other.labels.tolist(), strict=True)):
+            first.setdefault(pair, row)
         new = []
         undigested = np.array([digest.startswith(_NON_PIXEL) for digest in digests], dtype=bool)
-        for (digest, label), place in first.items():
+        for (digest, label), row in first.items():
             if (digest, label) in known:
                 continue
             alike = np.flatnonzero(undigested & (self.labels == label))
-            if len(alike) and (cosines := self.features[alike] @ other.features[place]).max() >= SAME_PICTURE:
+            if len(alike) and (cosines := self.features[alike] @ other.features[row]).max() >= SAME_PICTURE:
                 same = int(alike[cosines.argmax()])
                 digests[same], undigested[same] = digest, False
                 continue
-            new.append(place)
+            new.append(row)
         return Support(
             np.concatenate([self.features, other.features[new]]),
             np.concatenate([self.labels, other.labels[new]]),
@@ -155,11 +155,11 @@ def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]
         files = [str(file) for file, name in pairs if name in lost]
         why = next((f" ({message})" for message in found.broken if any(map(message.startswith, files))), "")
         raise UserError(f"no example of {', '.join(lost)} can be read{why}. Replace its files.")
-    places = [row for row, _ in rows]
+    positions = [row for row, _ in rows]
     support = Support(
-        found.features[places],
+        found.features[positions],
         np.array([classes.index(name) for _, name in rows], dtype=np.int64),
-        tuple(str(found.files[row]) for row in places),
-        tuple(found.digests[row] for row in places),
+        tuple(str(found.files[row]) for row in positions),
+        tuple(found.digests[row] for row in positions),
     )
     return support, found.broken

@@ -211,7 +211,7 @@ class TunedClassifier:
 
     def predict(self, images: Sequence[ImageLike]) -> list[str]:
         """Return the most probable name of each picture."""
-        return [self.names[place] for place in self.scores(images).argmax(axis=1)]
+        return [self.names[best] for best in self.scores(images).argmax(axis=1)]
 
 
 @torch.no_grad()

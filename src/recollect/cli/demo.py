@@ -109,8 +109,8 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
     for name in classes:
         ids = sorted(id for id, label in labels.items() if label == name)
         order = numpy_generator("demo", name).permutation(len(ids))
-        examples += [ids[place] for place in order[:SHOTS]]
-        others += [ids[place] for place in order[SHOTS:]]
+        examples += [ids[position] for position in order[:SHOTS]]
+        others += [ids[position] for position in order[SHOTS:]]
     pictures = {each.id: each for each in index.pictures(examples + others)}
     classifier = Classifier.teach(encoder, [(pictures[id].open(), labels[id]) for id in examples], classes)
     queries, right = index.vectors(others), np.array([labels[id] for id in others])

@@ -72,9 +72,9 @@ def best_and_confidence(
         found, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros(len(queries), dtype=torch.float64)
         for first in range(0, len(texts), _TEXT_BLOCK):
             scores = queries @ torch.from_numpy(texts[first : first + _TEXT_BLOCK]).to(device).T
-            value, place = scores.max(dim=1)
+            value, column = scores.max(dim=1)
             better = value > best  # ties go to the first
-            found = torch.where(better, place + first, found)
+            found = torch.where(better, column + first, found)
             before, best = best, torch.maximum(best, value)
             total *= ((before - best) * scale).exp().cpu()
             total += scores.sub_(best[:, None]).mul_(scale).exp_().sum(dim=1).cpu()

@@ -99,14 +99,14 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
     labels: list[int] = []
     ids: list[str] = []
     domains: list[str] = []
-    places: list[int] = []
+    positions: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
     with progress(f"embed {source.name}", len(source), "images") as counter:
         for read in readable_blocks(source, block, encoder=encoder, share=MAX_BROKEN_SHARE):
             if read:
                 blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
-            for place, sample in read:
-                places.append(place)
+            for position, sample in read:
+                positions.append(position)
                 labels.append(sample.label)
                 ids.append(sample.id)
                 domains.append(str(sample.extra.get("domain", "")))
@@ -114,7 +114,7 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
     images = np.concatenate(blocks).astype(np.float32, copy=False)
     if not np.isfinite(images).all():
         raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
-    rows = np.array(places, dtype=np.int64)
+    rows = np.array(positions, dtype=np.int64)
     return Features(images, np.array(labels, dtype=np.int64), tuple(ids), tuple(domains), rows)
 
 

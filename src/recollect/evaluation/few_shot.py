@@ -46,8 +46,8 @@ def few_shot(
     labels = task.support.labels
     _check_shots(task, protocol)
     orders = draw(labels, classes, protocol)
-    used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
-    columns = places.reshape(len(orders), -1, classes)
+    used, positions = np.unique(np.stack(list(orders.values())), return_inverse=True)
+    columns = positions.reshape(len(orders), -1, classes)
     if used[0] == NO_ROW:
         used, columns = used[1:], columns - 1  # NO_ROW remains -1
     support = image_features(encoder, Subset(task.support, used), cache)

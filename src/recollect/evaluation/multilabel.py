@@ -101,13 +101,13 @@ def _shows(spec: str, rows: list[list[Any]], names: tuple[str, ...]) -> np.ndarr
     if len(flags) == len(rows):
         return np.array(rows, dtype=bool)
     shows = np.zeros((len(rows), count), dtype=bool)
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     for picture, row in enumerate(rows):
         for label in row:
-            place = places.get(label, -1) if isinstance(label, str) else int(label)
-            if not 0 <= place < count:
+            index = indices.get(label, -1) if isinstance(label, str) else int(label)
+            if not 0 <= index < count:
                 raise UserError(f"{spec}: picture {picture} has label {label!r}, which is not one of {count} classes")
-            shows[picture, place] = True
+            shows[picture, index] = True
     return shows
 
 
@@ -160,10 +160,10 @@ def multilabel(
         support = image_features(encoder, task.support, cache)
         learned = task.support_shows[support.rows]
         if (constant := learned.all(axis=0) | ~learned.any(axis=0)).any():
-            place = int(constant.argmax())
-            share = "all" if learned[:, place].all() else "none"
+            c = int(constant.argmax())
+            share = "all" if learned[:, c].all() else "none"
             raise UserError(
-                f"{task.name}: {share} of the pictures to learn from show '{task.class_names[place]}'. "
+                f"{task.name}: {share} of the pictures to learn from show '{task.class_names[c]}'. "
                 "Add pictures, or use --no-probe."
             )
         strength = _choose_strength(support.images, learned)
@@ -195,9 +195,9 @@ def _choose_strength(images: np.ndarray, shows: np.ndarray) -> float:
 def _probe(images: np.ndarray, shows: np.ndarray, queries: np.ndarray, strength: float) -> np.ndarray:
     """Return the scores of one regression per class (queries, classes)."""
     scores = np.empty((len(queries), shows.shape[1]))
-    for place, wanted in enumerate(shows.T):
+    for c, wanted in enumerate(shows.T):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(C=strength, max_iter=1000).fit(images, wanted)
-        scores[:, place] = model.decision_function(queries)
+        scores[:, c] = model.decision_function(queries)
     return scores

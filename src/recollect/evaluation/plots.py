@@ -67,13 +67,13 @@ def colors_of(names: Sequence[str]) -> dict[str, str]:
     return dict(itertools.zip_longest(names, LINE_COLORS[: len(names)], fillvalue=LINE_COLORS[-1]))
 
 
-def _curve(axis: Axes, frame: pd.DataFrame, label: str, color: str, place: int, count: int) -> None:
+def _curve(axis: Axes, frame: pd.DataFrame, label: str, color: str, number: int, count: int) -> None:
     """Draw one of ``count`` curves, with a small horizontal offset to keep equal curves visible."""
     curve = mean_over_tasks(frame, ["shots"]).groupby("shots").agg(["mean", "std"]).sort_index()
-    aside = 2 ** (0.1 * (place - (count - 1) / 2))
+    aside = 2 ** (0.1 * (number - (count - 1) / 2))
     axis.errorbar(
         curve.index * aside, curve["mean"], yerr=curve["std"], label=label, color=color,
-        marker=MARKERS[place % len(MARKERS)], linestyle=DASHES[place % len(DASHES)], markersize=3.5, capsize=2,
+        marker=MARKERS[number % len(MARKERS)], linestyle=DASHES[number % len(DASHES)], markersize=3.5, capsize=2,
         linewidth=1.3,
     )  # fmt: skip
 
@@ -96,12 +96,12 @@ def few_shot_curves(
     for axis in axes.flat[len(methods) :]:
         axis.set_visible(False)
     for axis, method in zip(axes.flat, methods, strict=False):
-        for place, (model, color) in enumerate(shown.items()):
+        for number, (model, color) in enumerate(shown.items()):
             curve = frame[(frame["model"] == model) & (frame["method"] == method)]
-            _curve(axis, curve, model, color, place, len(shown))
+            _curve(axis, curve, model, color, number, len(shown))
             if zero_shot and model in zero_shot:
                 gaps = (2, 2 * len(shown) - 2)  # dashes of lines at the same height alternate
-                axis.axhline(zero_shot[model], color=color, linestyle=(2 * place, gaps), linewidth=1.2)
+                axis.axhline(zero_shot[model], color=color, linestyle=(2 * number, gaps), linewidth=1.2)
         shots = sorted(frame["shots"].dropna().unique())
         axis.set_xscale("log", base=2)
         axis.set_xticks(shots, [f"{int(shot)}" for shot in shots])

@@ -317,12 +317,12 @@ def _search_ranks(results: Sequence[Hits], task: RetrievalTask, texts: np.ndarra
 
 def first_match(result: Hits, true: set[str]) -> int:
     """Return the rank of the first of ``true`` in a search result, or `MISSED`; ties count against it."""
-    place = next((place for place, hit in enumerate(result.hits) if hit.id in true), None)
-    if place is None:
+    position = next((position for position, hit in enumerate(result.hits) if hit.id in true), None)
+    if position is None:
         return MISSED
-    rank = place + 1
-    for hit in result.hits[place + 1 :]:
-        if abs(hit.score - result.hits[place].score) >= TIE_TOLERANCE:
+    rank = position + 1
+    for hit in result.hits[position + 1 :]:
+        if abs(hit.score - result.hits[position].score) >= TIE_TOLERANCE:
             break
         rank += hit.id not in true
     return rank

@@ -235,9 +235,9 @@ class _Writer:
             again = [each for each in reads if each.file.name in known]
             new = [each for each in reads if each.file.name not in known]
             every = (*files[row], *(each.file for each in reads), *self._moved.get(id, []))
-            place = {name: number for number, name in enumerate(dict.fromkeys(each.name for each in every))}
+            rank = {name: number for number, name in enumerate(dict.fromkeys(each.name for each in every))}
             distinct = {(each.name, each.stamp): each for each in every}
-            files[row] = sorted(distinct.values(), key=lambda each: place[each.name])
+            files[row] = sorted(distinct.values(), key=lambda each: rank[each.name])
             stored = (*(each.stored for each in again), images[row], *(each.stored for each in new))
             images[row] = next(filter(None, stored), None)
             self.report.copies += len(new) if not existing.removed[row] else 0

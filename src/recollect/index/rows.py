@@ -205,13 +205,13 @@ class Rows:
         vectors = np.concatenate([each.image_vectors for each in parts if each.image_vectors is not None])
         return cls(vectors, **{name: [one for each in parts for one in getattr(each, name)] for name in lists})
 
-    def take(self, places: Sequence[int]) -> "Rows":
+    def take(self, positions: Sequence[int]) -> "Rows":
         """Return the rows at the given positions, in that order."""
 
         def pick(value: Any) -> Any:
             if isinstance(value, np.ndarray):
-                return value[np.asarray(places, dtype=np.int64)]
-            return [value[place] for place in places] if value is not None and len(value) else value
+                return value[np.asarray(positions, dtype=np.int64)]
+            return [value[position] for position in positions] if value is not None and len(value) else value
 
         return Rows(**{each.name: pick(getattr(self, each.name)) for each in fields(self)})
 

@@ -268,7 +268,7 @@ def _align(
         A `Window` per pair; NaN if it exceeds the range of a small crop.
     """
     found, edge = start.copy(), ones.shape[1]
-    places = (np.arange(edge) + 0.5) / edge
+    centers = (np.arange(edge) + 0.5) / edge
     moving = np.arange(len(ones))
     for _ in range(8):
         if not len(moving):
@@ -276,7 +276,7 @@ def _align(
         part = found[moving]
         seen = _warped(ones[moving], part)
         down, right = (edge * slope for slope in np.gradient(seen, axis=(1, 2)))
-        slopes = np.stack([right, right * places, down, down * places[:, None]], axis=-1).reshape(len(seen), -1, 4)
+        slopes = np.stack([right, right * centers, down, down * centers[:, None]], axis=-1).reshape(len(seen), -1, 4)
         slopes = slopes / part[:, None, [1, 1, 3, 3]]
         residual = (others[moving] - seen).reshape(len(moving), -1)
         scale = 2 + 3 * np.median(np.abs(residual), axis=1, keepdims=True)
@@ -300,8 +300,8 @@ def _warped(
     centers = (np.arange(edge) + 0.5) / edge
 
     def samples(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        places = np.clip((start + length * centers) * edge - 0.5, 0, edge - 1)[..., None]
-        return np.maximum(0, 1 - np.abs(places - np.arange(edge))).astype(np.float32)
+        positions = np.clip((start + length * centers) * edge - 0.5, 0, edge - 1)[..., None]
+        return np.maximum(0, 1 - np.abs(positions - np.arange(edge))).astype(np.float32)
 
     return np.asarray(samples(top, height) @ squares @ samples(left, width).swapaxes(1, 2))
 

@@ -41,8 +41,8 @@ def source_index(
         if given is not None and len(given) != len(source):
             raise ValueError(f"{len(source)} images, but {len(given)} {name}")
     numbers, images = _embedded(encoder, source) if vectors is None else (np.arange(len(source)), vectors)
-    places = numbers.tolist()
-    texts = [(captions[place] or "") if captions is not None else "" for place in places]
+    positions = numbers.tolist()
+    texts = [(captions[position] or "") if captions is not None else "" for position in positions]
     texts = [text if text.strip() else "" for text in texts]
     wordings = {text: row for row, text in enumerate(dict.fromkeys(filter(None, texts)))}
     embedded = encoder.embed_texts(list(wordings), caption_prefix(encoder)).numpy() if wordings else images[:0]
@@ -50,11 +50,11 @@ def source_index(
     record = Record(images.shape[1], encoder.fingerprint, prefix=caption_prefix(encoder))
     rows = Rows(
         image_vectors=images,
-        ids=[str(place) for place in places],
+        ids=[str(position) for position in positions],
         captions=[(text,) if text else () for text in texts],
         caption_vectors=[embedded[[wordings[text]]] if text else embedded[:0] for text in texts],
-        files=[(File(source.name, str(place)),) for place in places],
-        metadata=[{} if domains[place] is None else {"domain": domains[place]} for place in places],
+        files=[(File(source.name, str(position)),) for position in positions],
+        metadata=[{} if domains[position] is None else {"domain": domains[position]} for position in positions],
     )
 
     def read(id: str) -> ImageLike:

@@ -142,8 +142,8 @@ def write_image_graph(tower: nn.Module, model: DualEncoder, file: Path, outputs:
 def write_text_graph(tower: TextTower, file: Path) -> None:
     """Write a text tower, with one input per token tensor."""
     tokens, free = _tokens(tower.model)
-    rows, places = _dynamic("n"), _dynamic("tokens")
-    shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
+    rows, positions = _dynamic("n"), _dynamic("tokens")
+    shapes = tuple({0: rows, 1: positions} if name in free else {0: rows} for name in tokens)
     _export(tower, tokens, file, ["embeddings"], shapes)
 
 

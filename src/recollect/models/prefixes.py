@@ -22,7 +22,7 @@ _TRIALS = ("a photo of 2 cats, and a dog.", "Zürich", "of")
 
 def prefix_words(kind: Kind, length: int) -> tuple[str, ...]:
     """Return the names of a kind's prefix tokens: ``<|caption|>``, ``<|caption:2|>``, …"""
-    return tuple(f"<|{kind}|>" if place == 1 else f"<|{kind}:{place}|>" for place in range(1, length + 1))
+    return tuple(f"<|{kind}|>" if number == 1 else f"<|{kind}:{number}|>" for number in range(1, length + 1))
 
 
 def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Seq
     ids = trial.convert_tokens_to_ids(list(words))
     for text in _TRIALS:
         bare, prefixed = (trial(string)["input_ids"] for string in (text, "".join(words) + text))
-        start = next((place for place, token in enumerate(prefixed) if token == ids[0]), 0)
+        start = next((position for position, token in enumerate(prefixed) if token == ids[0]), 0)
         if prefixed != bare[:start] + ids + bare[start:]:
             raise UserError("this tokenizer splits a text differently after a prefix token. Use another tokenizer.")
     tokenizer.add_tokens(tokens, special_tokens=True)

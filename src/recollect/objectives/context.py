@@ -114,9 +114,9 @@ def _hidden_in_tile(
     """Return an index of the hidden entries of a tile; None for the many tiles without any."""
     hidden: tuple[Tensor, Tensor] | None = None
     if own is not None:
-        place = own[rows] - columns.start
-        inside = ((place >= 0) & (place < columns.stop - columns.start)).nonzero().squeeze(1)
-        hidden = (inside, place[inside]) if len(inside) else None
+        column = own[rows] - columns.start
+        inside = ((column >= 0) & (column < columns.stop - columns.start)).nonzero().squeeze(1)
+        hidden = (inside, column[inside]) if len(inside) else None
     if copies is None:
         return hidden
     mask = copies.among(rows, columns)

@@ -108,8 +108,8 @@ class _Tiled(torch.autograd.Function):
         total = texts.new_zeros(())
         losses: list[Tensor] = []
         saved: list[Tensor] = []
-        for place, weight in enumerate(weights):
-            images, scale, bias = flat[3 * place : 3 * place + 3]
+        for number, weight in enumerate(weights):
+            images, scale, bias = flat[3 * number : 3 * number + 3]
             member = LossInputs(images, scale, bias, weight / len(texts))
             loss, gradients = _one_set(member, texts, first, copies, tile, text_gradient)
             losses.append((loss / len(texts)).to(texts.dtype))

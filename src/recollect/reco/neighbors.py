@@ -240,13 +240,13 @@ def gather(readings: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, T
         blocks = []
         for block in readings:
             rows = np.zeros(block.ids.shape, dtype=np.int64)
-            for query, place in zip(*np.nonzero(block.ids != ""), strict=True):
-                key = block.ids[query, place], int(block.captions[query, place])
+            for query, rank in zip(*np.nonzero(block.ids != ""), strict=True):
+                key = block.ids[query, rank], int(block.captions[query, rank])
                 if key not in known:
                     known[key] = len(values)
-                    values.append(block.vectors[side][query, place][None])
+                    values.append(block.vectors[side][query, rank][None])
                     keys.append(key)
-                rows[query, place] = known[key]
+                rows[query, rank] = known[key]
             blocks.append(rows)
         sides.append(np.concatenate(blocks))
     captions = dict(zip(ids := sorted({id for id, _ in keys}), index.values("caption", ids), strict=True))

@@ -71,22 +71,22 @@ class Disturbance:
         if self.newness.kind == "none":
             return tokens
         own, *read = modalities
-        places = [tensor[:, 1:].tensor_split(len(read), dim=1) for tensor in (tokens, captions)]
+        parts = [tensor[:, 1:].tensor_split(len(read), dim=1) for tensor in (tokens, captions)]
         return torch.cat(
-            [self._offset(tokens[:, :1], own, captions[:, :1]), *map(self._offset, places[0], read, places[1])], dim=1
+            [self._offset(tokens[:, :1], own, captions[:, :1]), *map(self._offset, parts[0], read, parts[1])], dim=1
         )
 
     def _offset(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
         """Return ``n(x + strength · e / √width)`` with e ~ N(0, 1) per caption and modality, for disturbed captions."""
-        distinct, places = np.unique(captions.numpy(), return_inverse=True)
+        distinct, inverse = np.unique(captions.numpy(), return_inverse=True)
         width = vectors.shape[2]
         chosen = uniforms(self._key("captions"), distinct, 1)[:, 0] < self.newness.share
         offsets = np.zeros((len(distinct), width), dtype=np.float32)
         drawn = normals(self._key(modality), distinct[chosen], width)
         offsets[chosen] = drawn * np.float32(self.newness.strength / width**0.5)
-        moved = torch.from_numpy(chosen)[torch.from_numpy(places.reshape(captions.shape))]
+        moved = torch.from_numpy(chosen)[torch.from_numpy(inverse.reshape(captions.shape))]
         moved &= vectors.abs().amax(dim=2) > 0
-        shifted = vectors[moved] + torch.from_numpy(offsets[places.reshape(captions.shape)[moved.numpy()]])
+        shifted = vectors[moved] + torch.from_numpy(offsets[inverse.reshape(captions.shape)[moved.numpy()]])
         return vectors.index_put((moved,), functional.normalize(shifted, dim=1).to(vectors.dtype))
 
     def _key(self, what: str) -> int:

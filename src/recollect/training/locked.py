@@ -147,14 +147,14 @@ def _embed(
                 if view == 0:
                     broken = [str(image) for _, image in read if isinstance(image, BrokenImageError)]
                     counters.add(source, len(indices), broken)
-                    place = len(rows)
+                    start = len(rows)
                     rows += [index for index, _ in good]
                 if not good:
                     continue
                 pooled = encoder.pooled_images(_crops(good, view, crops, encoder))
                 if features is None:
                     features = torch.empty(count, views, pooled.shape[1])
-                features[place : len(rows), view] = pooled
+                features[start : len(rows), view] = pooled
                 counter.advance(len(indices))
     refuse((features is None, f"{source.name}: no images to embed. Check the split and the filters."))
     assert features is not None

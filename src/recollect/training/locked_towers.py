@@ -31,7 +31,7 @@ class TextFeatures:
             read = [source for source in sources if kind in (None, source.kind)]
             texts = list(dict.fromkeys(text for source in read for text in possible_texts(source)))
             start = len(self._rows)
-            self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
+            self._rows |= {(kind, text): start + offset for offset, text in enumerate(texts)}
             blocks.append(embed_texts_once(encoder, texts, kind, store))
         self._features = torch.cat(blocks)
 

@@ -129,7 +129,7 @@ def train_starter(
     head = fit_head(pairs, [features[[row[text] for text in own]] for own in names], classifier, options)
     generator = torch.Generator().manual_seed(options.seed)
     drawn = torch.randperm(len(texts), generator=generator)[:BANK_TEXTS].tolist()
-    bank = embed_texts_once(encoder, [texts[place][0] for place in drawn], None, store)
+    bank = embed_texts_once(encoder, [texts[index][0] for index in drawn], None, store)
     head |= discount_popular(head, pairs.images, bank, classifier)
     towers = {name: PRETRAINED[name].sha256 for name in (IMAGE_TOWER, TEXT_TOWER)}
     about = {"options": asdict(options), "pairs": source.fingerprint, "towers": towers}

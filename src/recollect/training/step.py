@@ -171,7 +171,7 @@ def embed(
     chunks = [
         {name: column[start : start + size] for name, column in columns.items()} for start in range(0, rows, size)
     ]
-    seeds = [derive_seed(options.seed, what, rank(), place) for place in range(len(chunks))]
+    seeds = [derive_seed(options.seed, what, rank(), number) for number in range(len(chunks))]
     if len(chunks) == 1:
         return encode_chunk(chunks[0], seeds[0])
     return torch.cat(

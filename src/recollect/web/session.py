@@ -71,8 +71,8 @@ class Listing:
         """Return this list with the given pictures moved to the front."""
         assert self.scores is not None
         first = set(ids)
-        rest = [place for place, id in enumerate(self.ids) if id not in first]
-        ids = [*ids, *(self.ids[place] for place in rest)]
+        rest = [position for position, id in enumerate(self.ids) if id not in first]
+        ids = [*ids, *(self.ids[position] for position in rest)]
         return replace(self, ids=ids, scores=np.concatenate([scores, self.scores[rest]]))
 
 
@@ -238,7 +238,7 @@ class Session:
     def _arranged(self, by: Arrangement, listing: Listing) -> Listing:
         """Sort the likely matches of a search by date or name; without a cut-off, the best `MAX_ARRANGED` results."""
         count = listing.about["cut"]["above"] if "cut" in listing.about else MAX_ARRANGED
-        rank = {id: place for place, id in enumerate(listing.ids[:count])}
+        rank = {id: position for position, id in enumerate(listing.ids[:count])}
         ids = sorted_ids(self.library.index, by, match_ids(rank)) if rank else []
         assert listing.scores is not None
         about = {"notes": listing.about["notes"], "arranged": len(ids)}
@@ -306,8 +306,8 @@ class Session:
         known = self.teacher.known(part.label, ids) if part.label is not None else {}
         sorted_as = self._sorted_as(ids) if part.order == "sorted" else {}
         tiles: list[dict[str, Any]] = []
-        for place, picture in enumerate(self.library.pictures(ids), start=part.start):
-            score = None if listing.scores is None else float(listing.scores[place])
+        for position, picture in enumerate(self.library.pictures(ids), start=part.start):
+            score = None if listing.scores is None else float(listing.scores[position])
             tile: dict[str, Any] = {
                 "id": picture.id,
                 "caption": picture.caption,
@@ -503,7 +503,7 @@ class Session:
             value_of = {id: each.name for each in classes for id, mark in list(each.marks.items()) if mark > 0}
         values = [value_of.get(id) for id in ids]
         names = [name for name, _ in Counter(value for value in values if value is not None).most_common()]
-        number = {name: place for place, name in enumerate(names)}
+        number = {name: index for index, name in enumerate(names)}
         return names, [-1 if value is None else number[value] for value in values]
 
 

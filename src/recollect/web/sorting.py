@@ -146,11 +146,11 @@ class Sorting:
             unknown = np.concatenate([classifier.is_unknown(block) for block in blocks])
             members = (best[:, None] == np.arange(len(names))) & ~unknown[:, None]
             reportable = np.full(len(names), classifier.enough_examples)
-            with_cut = {place: cut for place, name in enumerate(names) if (cut := cuts.get(name)) is not None}
+            with_cut = {c: cut for c, name in enumerate(names) if (cut := cuts.get(name)) is not None}
             if with_cut:
                 members &= ~np.any([cut.above for cut in with_cut.values()], axis=0)[:, None]
-            for place, cut in with_cut.items():
-                members[:, place], p[:, place], reportable[place] = cut.above, cut.probability, cut.enough_clicks
+            for c, cut in with_cut.items():
+                members[:, c], p[:, c], reportable[c] = cut.above, cut.probability, cut.enough_clicks
             best = np.where(members.any(axis=1), np.where(members, p, -1).argmax(axis=1), best)
             probability = p[np.arange(len(p)), best]
             self._sorted = SortedPictures(
@@ -213,9 +213,9 @@ class Sorting:
             id: {
                 "says": None if found.unknown[row] else names[found.best[row]],
                 "p": float(found.probability[row]) if found.reportable[row] else None,
-                "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[place])],
+                "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[number])],
             }
-            for place, (id, row) in enumerate(zip(known, rows, strict=True))
+            for number, (id, row) in enumerate(zip(known, rows, strict=True))
         }
 
     # ---------------------------------------------------------------- tables

@@ -154,9 +154,9 @@ class ClickModel:
         return self._system(rows, clicked)[1].best()
 
     def _score(self, every: np.ndarray, alpha: np.ndarray, settings: ClickSettings) -> np.ndarray:
-        places = self._cache_rows(every, settings.sharpness)
+        positions = self._cache_rows(every, settings.sharpness)
         weights = torch.zeros(len(self._positions))  # faster than copying the needed rows
-        weights[places] = torch.from_numpy(alpha.astype(np.float32))
+        weights[positions] = torch.from_numpy(alpha.astype(np.float32))
         scores = weights @ self._kernel[: len(self._positions)]
         return scores.numpy() + np.float32(settings.prior) * self.prior
 
@@ -178,7 +178,7 @@ class ClickModel:
             shift = torch.from_numpy((centered @ self._mean).astype(np.float32))
             torch.addmm(shift[:, None], torch.from_numpy(centered.astype(np.float32)), pool.T, beta=-1, out=fresh)
             fresh.div_(torch.from_numpy(self._distances)).sub_(1).mul_(sharpness).exp_()
-            self._positions |= {row: start + place for place, row in enumerate(new)}
+            self._positions |= {row: start + offset for offset, row in enumerate(new)}
         return torch.tensor([self._positions[row] for row in every.tolist()])
 
 

@@ -80,8 +80,8 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     """Compute `expected_calibration_error` from confidences (n,) and whether each row is right (n,)."""
     if len(confidence) == 0:
         return float("nan")
-    place = np.clip((confidence * BINS).astype(np.int64), 0, BINS - 1)
-    gap = np.bincount(place, confidence, BINS) - np.bincount(place, right.astype(np.float64), BINS)
+    bins = np.clip((confidence * BINS).astype(np.int64), 0, BINS - 1)
+    gap = np.bincount(bins, confidence, BINS) - np.bincount(bins, right.astype(np.float64), BINS)
     return float(np.abs(gap).sum() / len(confidence))
 
 
@@ -119,9 +119,9 @@ def set_thresholds(known: np.ndarray, labels: np.ndarray, classes: int, alpha: f
     group = conformal_groups(np.bincount(labels, minlength=classes), alpha)
     groups = group[labels]
     order, counts = np.lexsort((known, groups)), np.bincount(groups, minlength=int(group.max()) + 1)
-    place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # number of examples that may conform less
-    place = np.minimum(place, counts)  # alpha near 1
-    starts, some = np.cumsum(counts) - counts, place > 0
+    rank = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # number of examples that may conform less
+    rank = np.minimum(rank, counts)  # alpha near 1
+    starts, some = np.cumsum(counts) - counts, rank > 0
     least = np.full(len(counts), -np.inf)
-    least[some] = known[order[starts[some] + place[some] - 1]]
+    least[some] = known[order[starts[some] + rank[some] - 1]]
     return least[group]

@@ -117,6 +117,6 @@ def turns(labels: np.ndarray) -> np.ndarray:
     order = np.random.default_rng(0).permutation(len(labels))
     order = order[stable_argsort(labels[order])]
     counts = np.bincount(labels)
-    places = np.empty(len(labels), dtype=np.int64)
-    places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return places
+    positions = np.empty(len(labels), dtype=np.int64)
+    positions[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return positions

@@ -83,11 +83,11 @@ def ridge_path(
         yield from _path(targets, np.arange(len(targets.labels)), plan.rows, bandwidth, ridges, features, alone=True)
         return
     parts: list[list[Predictions]] = []
-    places = []
+    positions = []
     for learn, choose in plan.folds():
         parts.append(list(_path(targets, learn, choose, bandwidth, ridges, features)))
-        places.append(np.searchsorted(plan.rows, choose))
-    order = stable_argsort(np.concatenate(places))
+        positions.append(np.searchsorted(plan.rows, choose))
+    order = stable_argsort(np.concatenate(positions))
     for predictions in zip(*parts, strict=True):
         yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))
 

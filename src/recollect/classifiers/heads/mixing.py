@@ -78,21 +78,21 @@ def best_weight_of_intervals(
     order = stable_argsort(ends)
     ends = ends[order]
     first = np.flatnonzero(np.concatenate([[True], ends[1:] > ends[:-1]]))
-    places = ends[first]
+    points = ends[first]
     steps = np.zeros(len(ends))
     steps[2 : 2 + live.sum()], steps[2 + live.sum() :] = 1.0, -1.0
     change = np.add.reduceat(steps[order], first)
-    right = np.cumsum(change)[:-1]  # on the open interval from places[i] to places[i + 1]
+    right = np.cumsum(change)[:-1]  # on the open interval from points[i] to points[i + 1]
     best = last = int(np.argmax(right))
     while last + 1 < len(right) and right[last + 1] == right[best]:
         last += 1
-    if np.isfinite(places[last + 1]):
-        weight = (places[best] + places[last + 1]) / 2
-        after = np.searchsorted(places, weight)
-        if places[after] == weight:  # avoid a point where one row becomes wrong as another becomes right
-            weight = (weight + places[after + 1]) / 2
+    if np.isfinite(points[last + 1]):
+        weight = (points[best] + points[last + 1]) / 2
+        after = np.searchsorted(points, weight)
+        if points[after] == weight:  # avoid a point where one row becomes wrong as another becomes right
+            weight = (weight + points[after + 1]) / 2
     else:
-        weight = 2 * places[last] if places[last] > 0 else 1.0
+        weight = 2 * points[last] if points[last] > 0 else 1.0
     return float(weight), float(right[best]) / count
 
 

@@ -146,8 +146,8 @@ def held_out_blocks(
         rows = plan.rows[start : start + _HELD_BLOCK]
         with one_thread():
             distance = torch.from_numpy(support @ support[rows].T) - 1
-            places, absent = plan.absent(rows)
-            distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
+            positions, absent = plan.absent(rows)
+            distance[torch.from_numpy(absent), torch.from_numpy(positions)] = -torch.inf
             kernel, held = torch.empty_like(distance), []
             for beta in betas.tolist():
                 torch.mul(distance, beta, out=kernel).exp_()
@@ -180,9 +180,9 @@ def best_mixture(
     """
     lower, upper = np.empty((2, len(parameters), len(labels)))
     for rows, bases, extras in blocks:
-        for place, extra in enumerate(extras):
-            base = bases[place % len(bases)]
-            lower[place, rows], upper[place, rows] = correct_interval(base, extra, labels[rows])
+        for number, extra in enumerate(extras):
+            base = bases[number % len(bases)]
+            lower[number, rows], upper[number, rows] = correct_interval(base, extra, labels[rows])
     best = Choice(-1.0, 1.0, parameters[0])
     for low, high, values in zip(lower, upper, parameters, strict=True):
         weight, right = best_weight_of_intervals(low, high, bounds)

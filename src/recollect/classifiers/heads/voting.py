@@ -18,8 +18,8 @@ def class_votes(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.nda
         voters: class index of each neighbor (queries, k), nearest first.
     """
     weights = np.broadcast_to(weights, voters.shape)
-    place = voters + classes * np.arange(len(voters))[:, None]
-    votes = np.bincount(place.ravel(), weights.ravel(), minlength=classes * len(voters))
+    cell = voters + classes * np.arange(len(voters))[:, None]
+    votes = np.bincount(cell.ravel(), weights.ravel(), minlength=classes * len(voters))
     return votes.reshape(len(voters), classes)
 
 

@@ -61,13 +61,13 @@ class DataMix:
         """Class numbers of the run, by source and label."""
         known: dict[tuple[str, int | str], int] = {}
         tables = []
-        for place, source in enumerate(self.sources):
+        for number, source in enumerate(self.sources):
             names = [name.strip().casefold() for name in source.class_names]
             keys: list[tuple[str, int | str]]
             if self.merge_classes and names:
                 keys = [("class", name) for name in names]
             else:
-                keys = [(str(place), label) for label in range(len(names) or _highest_label(source) + 1)]
+                keys = [(str(number), label) for label in range(len(names) or _highest_label(source) + 1)]
             tables.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64))
         return tuple(tables)
 

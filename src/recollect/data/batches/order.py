@@ -37,16 +37,16 @@ def shuffled(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     """
     height = max(1, math.isqrt(size - 1) + 1)
     width = -(-size // height)
-    places = np.array(positions, dtype=np.int64)
-    pending = np.arange(len(places))
+    items = np.array(positions, dtype=np.int64)
+    pending = np.arange(len(items))
     while len(pending):
-        row, column = np.divmod(places[pending], width)
+        row, column = np.divmod(items[pending], width)
         for turn in range(0, _ROUNDS, 2):
             row = (row + hash_to_index(mix(key, turn, column), height)) % height
             column = (column + hash_to_index(mix(key, turn + 1, row), width)) % width
-        places[pending] = row * width + column
-        pending = pending[places[pending] >= size]
-    return places
+        items[pending] = row * width + column
+        pending = pending[items[pending] >= size]
+    return items
 
 
 def endless(positions: np.ndarray, size: int, window: int, key: Callable[[int], int]) -> np.ndarray:
@@ -59,22 +59,22 @@ def endless(positions: np.ndarray, size: int, window: int, key: Callable[[int], 
             ignored if larger than ``size``.
         key: maps the number of a pass to its seed.
     """
-    passes, places = np.divmod(positions, size)
+    passes, items = np.divmod(positions, size)
     for turn in np.unique(passes).tolist():
         here = passes == turn
         if window > size:
-            places[here] = shuffled(places[here], size, key(turn))
+            items[here] = shuffled(items[here], size, key(turn))
         elif size < 3 * window:
-            places[here] = _shuffle_blocks(places[here], size, size - window + 1, key(0), key(turn))
+            items[here] = _shuffle_blocks(items[here], size, size - window + 1, key(0), key(turn))
         else:
-            places[here] = _avoid_previous_pass(places[here], size, window, turn, key)
-    return places
+            items[here] = _avoid_previous_pass(items[here], size, window, turn, key)
+    return items
 
 
-def _shuffle_blocks(places: np.ndarray, size: int, block: int, base: int, key: int) -> np.ndarray:
+def _shuffle_blocks(positions: np.ndarray, size: int, block: int, base: int, key: int) -> np.ndarray:
     """Shuffle within blocks of an order shared by all passes, so each item moves by less than a block."""
-    starts = places // block * block
-    inner = places - starts
+    starts = positions // block * block
+    inner = positions - starts
     for start in np.unique(starts).tolist():
         here = starts == start
         inner[here] = shuffled(inner[here], min(block, size - start), int(mix(key, start)))
@@ -82,15 +82,15 @@ def _shuffle_blocks(places: np.ndarray, size: int, block: int, base: int, key: i
 
 
 def _avoid_previous_pass(
-    places: np.ndarray, size: int, window: int, turn: int, key: Callable[[int], int]
+    positions: np.ndarray, size: int, window: int, turn: int, key: Callable[[int], int]
 ) -> np.ndarray:
     """Return items of a pass whose first ``window`` items are not among the last ``window`` of the previous pass.
 
     Violating items are swapped with later ones, but never with the last ``window`` items, so a pass depends only on the
     previous one.
     """
-    items = shuffled(places, size, key(turn))
-    early = places < 2 * window
+    items = shuffled(positions, size, key(turn))
+    early = positions < 2 * window
     if turn == 0 or not early.any():
         return items
     start = shuffled(np.arange(2 * window), size, key(turn))
@@ -98,7 +98,7 @@ def _avoid_previous_pass(
     repeated = np.flatnonzero(recent[:window])
     free = window + np.flatnonzero(~recent[window:])[: len(repeated)]
     start[repeated], start[free] = start[free], start[repeated]
-    items[early] = start[places[early]]
+    items[early] = start[positions[early]]
     return items
 
 
@@ -129,17 +129,17 @@ class BlockOrder:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the items at ``positions``, int64."""
-        passes, places = np.divmod(positions, self._starts[-1])
-        items = np.empty_like(places)
+        passes, positions = np.divmod(positions, self._starts[-1])
+        items = np.empty_like(positions)
         for turn in np.unique(passes).tolist():
             here = np.flatnonzero(passes == turn)
             blocks, ends = self._pass(turn)
-            stretches = np.searchsorted(ends, places[here], side="right")
+            stretches = np.searchsorted(ends, positions[here], side="right")
             for stretch in np.unique(stretches).tolist():
                 inside = here[stretches == stretch]
                 own = blocks[stretch * self.together : (stretch + 1) * self.together]
                 size, start = int(self.sizes[own].sum()), int(ends[stretch] - self.sizes[own].sum())
-                drawn = shuffled(places[inside] - start, size, int(mix(self.key(turn), stretch)))
+                drawn = shuffled(positions[inside] - start, size, int(mix(self.key(turn), stretch)))
                 edges = np.cumsum([0, *self.sizes[own]])
                 which = np.searchsorted(edges, drawn, side="right") - 1
                 items[inside] = self._starts[own[which]] + drawn - edges[which]

@@ -154,12 +154,12 @@ class BatchStream:
         blocks: list[tuple[np.ndarray, Tensor]] = []
         broken: dict[int, list[str]] = {}
         for number in np.unique(sources).tolist():
-            places = np.flatnonzero(sources == number)
-            rows = _Draw(self, number, step, view).rows(indices[places], slots[places])
-            texts[places], ids[places] = rows.texts, rows.ids
+            own = np.flatnonzero(sources == number)
+            rows = _Draw(self, number, step, view).rows(indices[own], slots[own])
+            texts[own], ids[own] = rows.texts, rows.ids
             if self.mixture.sources[number].kind == "label":
-                labels[places] = self.mixture.class_numbers(number, rows.labels)
-            blocks.append((places, rows.images))
+                labels[own] = self.mixture.class_numbers(number, rows.labels)
+            blocks.append((own, rows.images))
             broken |= rows.broken
         kinds = [self.mixture.sources[number].kind for number in sources]
         tokens = tokenize(texts.tolist(), kinds) if tokenize else None
@@ -213,13 +213,13 @@ class BatchStream:
         if len(blocks) == 1:
             return blocks[0][1]
         if any(images.dtype != torch.uint8 for _, images in blocks):
-            blocks = [(places, self.normalized(images)) for places, images in blocks]
+            blocks = [(rows, self.normalized(images)) for rows, images in blocks]
         shapes = {tuple(images.shape[1:]) for _, images in blocks}
         differ = f"sources have images of different shapes: {', '.join(map(str, sorted(shapes)))}"
         refuse((len(shapes) > 1, differ))
-        whole = torch.empty(sum(len(places) for places, _ in blocks), *shapes.pop(), dtype=blocks[0][1].dtype)
-        for places, images in blocks:
-            whole[torch.from_numpy(places)] = images
+        whole = torch.empty(sum(len(rows) for rows, _ in blocks), *shapes.pop(), dtype=blocks[0][1].dtype)
+        for rows, images in blocks:
+            whole[torch.from_numpy(rows)] = images
         return whole
 
 
@@ -243,7 +243,7 @@ class _Draw:
         if source.kind == "label" and source.class_names:
             draws = mix(self.stream._key("text"), self.step, slots)
             names = [source.class_names[label] for label in labels.tolist()]
-            templates = [self.stream.templates[place] for place in hash_to_index(draws, len(self.stream.templates))]
+            templates = [self.stream.templates[index] for index in hash_to_index(draws, len(self.stream.templates))]
             texts = [fill(each, name) for each, name in zip(templates, names, strict=True)]
         ids = [str(index) for index in indices.tolist()]
         images = self._generated_pixels(images) if images.dtype == torch.uint8 else images
@@ -273,10 +273,10 @@ class _Draw:
         images: list[Tensor] = []
         texts, labels, ids = [], [], []
         broken: list[str] = []
-        for place, (index, slot) in enumerate(zip(indices.tolist(), slots.tolist(), strict=True)):
+        for position, (index, slot) in enumerate(zip(indices.tolist(), slots.tolist(), strict=True)):
             sample = self._readable_sample(index, slot, broken)
-            images.append(self._pixels(sample, int(crops[place])))
-            texts.append(self._text(sample, draws[place], names[place]))
+            images.append(self._pixels(sample, int(crops[position])))
+            texts.append(self._text(sample, draws[position], names[position]))
             labels.append(sample.label)
             ids.append(sample.id)
         sources, failed = np.full(len(ids), self.number), {self.number: broken} if broken else {}

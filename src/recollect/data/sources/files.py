@@ -268,7 +268,7 @@ def _pictures_by_folder(
     all_paths = [path for some in paths.values() for path in some]
     names = sorted({os.path.basename(os.path.dirname(path)) for path in all_paths})
     labeled = len(names) > 1 and len({path.count(os.sep) for path in all_paths}) == 1
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     kind = datasets.Value("int64") if listed == len(names) else datasets.ClassLabel(names=names)
     label = {"label": kind} if labeled else {}
     if labeled and listed not in (0, len(names)):

@@ -69,8 +69,8 @@ def _unlabeled(count: int) -> np.ndarray:
 
 
 def _indices(column: pa.ChunkedArray, words: list[str]) -> np.ndarray:
-    places = pc.index_in(column, value_set=pa.array(words, pa.string()))
-    return pc.fill_null(places, NO_LABEL).to_numpy().astype(np.int64)
+    indices = pc.index_in(column, value_set=pa.array(words, pa.string()))
+    return pc.fill_null(indices, NO_LABEL).to_numpy().astype(np.int64)
 
 
 def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
@@ -96,6 +96,6 @@ def _named_by_column(column: pa.ChunkedArray, ids: np.ndarray, where: str) -> La
             ambiguous = f"{where}: label {row['id']} has two names, '{first}' and '{row['name']}'"
             refuse((first != row["name"], ambiguous))
     known = np.array(sorted(names), dtype=np.int64)
-    places = np.searchsorted(known, ids)
-    named = np.append(known, NO_LABEL - 1)[places] == ids
-    return Labels(tuple(readable(names[number]) for number in known.tolist()), np.where(named, places, NO_LABEL))
+    indices = np.searchsorted(known, ids)
+    named = np.append(known, NO_LABEL - 1)[indices] == ids
+    return Labels(tuple(readable(names[number]) for number in known.tolist()), np.where(named, indices, NO_LABEL))

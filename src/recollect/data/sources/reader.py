@@ -145,6 +145,6 @@ def readable_blocks(
     blocks = read_ahead(source, range(len(source)), block, prepare=sample_preprocessor(encoder))
     for start, outcomes in zip(range(0, len(source), block), blocks, strict=True):
         counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
-        yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]
+        yield [(start + offset, each) for offset, each in enumerate(outcomes) if isinstance(each, Sample)]
     for name, count in counter.summary().items():
         note(f"{name}: skipped {count:,} of {len(source):,} images that cannot be read")

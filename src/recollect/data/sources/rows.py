@@ -157,8 +157,8 @@ def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarra
         keys = [key if size < 0 else None for key, size in zip(keys, sizes.tolist(), strict=True)]
         same = np.r_[False, (sizes[1:] == sizes[:-1]) & (sizes[1:] >= 0), False]
         if columns.caption in table.column_names and is_text(table.data.column(columns.caption).type):
-            for place in np.flatnonzero(same[1:] | same[:-1]).tolist():
-                keys[place] = hashlib.blake2b(content[int(rows[place])].as_py()).hexdigest()
+            for position in np.flatnonzero(same[1:] | same[:-1]).tolist():
+                keys[position] = hashlib.blake2b(content[int(rows[position])].as_py()).hexdigest()
     counts, groups = Counter(keys), dict[str, list[int]]()
     for row, key in zip(rows.tolist(), keys, strict=True):
         if key and counts[key] > 1:

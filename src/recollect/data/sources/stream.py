@@ -169,8 +169,8 @@ class StreamedSource(Source):
         return number, self.blocks[number], index - int(self._starts[number])
 
     def _row(self, index: int, texts_only: bool = False) -> tuple[dict[str, Any], str]:
-        number, block, place = self._block(index)
-        where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
+        number, block, position = self._block(index)
+        where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {position}"
         columns = self.columns
         with self._opening:  # several threads read ahead
             cache, limit = self._open, MAX_OPEN
@@ -184,7 +184,7 @@ class StreamedSource(Source):
             cache.move_to_end(number)
             row = cache[number]
         with user_errors(f"{where}: cannot be read", OSError, IndexError, raises=BrokenImageError):
-            return row(place), where
+            return row(position), where
 
 
 def open_stream(

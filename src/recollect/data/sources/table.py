@@ -116,12 +116,12 @@ class TableSource(Source):
         column = column.take(pa.array(self.rows))  # only paths; taking image bytes would copy them and fail from 2 GiB
         suspicious = pc.fill_null(pc.match_substring_regex(column, r"^[/\\]|^[A-Za-z]:|\.\."), False)
         folder = os.path.abspath(base)
-        for place in np.flatnonzero(suspicious.to_numpy()).tolist():
-            text = column[place].as_py()
+        for position in np.flatnonzero(suspicious.to_numpy()).tolist():
+            text = column[position].as_py()
             path = os.path.abspath(os.path.join(folder, text))
             if "://" not in text and os.path.commonpath([folder, path]) != folder:
                 raise UserError(
-                    f"{self.origin.where}, row {self.rows[place]}: {text} is outside the table's folder. If you "
+                    f"{self.origin.where}, row {self.rows[position]}: {text} is outside the table's folder. If you "
                     f"trust the table, allow it with {self.origin.where}?paths=anywhere"
                 )
 
@@ -236,11 +236,11 @@ class TableSource(Source):
 
     def _sample_digest(self) -> str:
         """Return a digest of some evenly spread rows."""
-        places = np.unique(np.linspace(0, len(self) - 1, min(len(self), _HASHED_ROWS)).astype(np.int64))
+        positions = np.unique(np.linspace(0, len(self) - 1, min(len(self), _HASHED_ROWS)).astype(np.int64))
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self.table.column_names):
             column = self.table.data.column(name)
-            values = [column[row].as_py() for row in self.rows[places].tolist()]
+            values = [column[row].as_py() for row in self.rows[positions].tolist()]
             digest.update(repr((name, values)).encode(errors="surrogatepass"))
         return digest.hexdigest()
 

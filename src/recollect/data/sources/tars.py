@@ -85,12 +85,12 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
         tarfile.ReadError: the file is not a tar.
     """
     rows: MemberRows = []
-    files, place, cut = 0, 0, size == 0
+    files, end, cut = 0, 0, size == 0
     with suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if cut := archive.offset > size:
                 break
-            place = archive.offset
+            end = archive.offset
             archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
             files += member.isfile()
             folder, _, base = member.name.rpartition("/")
@@ -104,7 +104,7 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
     read = len(rows), tuple(sorted({member.column for row in rows for member in row})), files
     if cut:
         return rows, ShardState(*read, -1, True, f"damaged, cut short in the middle of file {files + 1:,}")
-    file.seek(place)
+    file.seek(end)
     header = file.read(_BLOCK)
     if len(header) < _BLOCK:
         return rows, ShardState(*read, -1, False, f"damaged, cut short: no end mark after {files:,} files")
@@ -113,7 +113,7 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
         if not files and not beyond:
             raise tarfile.ReadError("no readable header")
         more = f", and {beyond:,} more follow it" if beyond else ""
-        damage = f"the header of file {files + 1:,} is damaged (byte {place:,}){more}"
+        damage = f"the header of file {files + 1:,} is damaged (byte {end:,}){more}"
         return rows, ShardState(*read, beyond + 1, False, damage)
     damage = f"{beyond:,} files follow the end mark, after {files:,} before it" if beyond else ""
     return rows, ShardState(*read, beyond, False, damage)

@@ -114,8 +114,8 @@ def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
     """
     if len(kept) == len(task.images):
         return task
-    place = {int(row): number for number, row in enumerate(kept)}
-    matches = [tuple(place[row] for row in images if row in place) for images in task.matches]
+    position = {int(row): number for number, row in enumerate(kept)}
+    matches = [tuple(position[row] for row in images if row in position) for images in task.matches]
     matched = [number for number, images in enumerate(matches) if images]
     return replace(
         task,

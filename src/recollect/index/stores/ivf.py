@@ -65,7 +65,7 @@ class InvertedFile:
     def __init__(self, folder: Path, about: Accelerator, index: Any) -> None:
         self.folder, self.about, self.index = folder, about, index
         self._version = -1
-        self._places = self._keys = np.empty(0, dtype=np.int64)
+        self._positions = self._keys = np.empty(0, dtype=np.int64)
         self._known = _all_keys(self.index)
 
     def search(self, matrix: Matrix, queries: np.ndarray, k: int, probes: int | None = None) -> ExactNeighbors | None:
@@ -77,7 +77,7 @@ class InvertedFile:
         dead = min(len(self._known) - len(self._keys), _MAX_DEAD)
         _, keys = self.index.search(queries, min(k + _EXTRA + dead, self.index.ntotal), params=parameters)
         found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        rows = np.where(self._keys[found] == keys, self._places[found], -1)
+        rows = np.where(self._keys[found] == keys, self._positions[found], -1)
         if (rows >= 0).sum(axis=1).min(initial=k) < k:
             return None
         vectors = matrix.unit(self.about.by, np.maximum(rows, 0).reshape(-1)).reshape(*rows.shape, -1)
@@ -102,12 +102,12 @@ class InvertedFile:
             return
         keys = vector_keys(matrix, self.about.by)
         visible = np.flatnonzero(keys >= 0)
-        self._places = visible[stable_argsort(keys[visible])]
-        self._keys = keys[self._places]
+        self._positions = visible[stable_argsort(keys[visible])]
+        self._keys = keys[self._positions]
         missing = np.flatnonzero(~within(self._keys, self._known))
         for start in range(0, len(missing), _ADD_BLOCK):
             block = missing[start : start + _ADD_BLOCK]
-            self.index.add_with_ids(matrix.unit(self.about.by, self._places[block]), self._keys[block])
+            self.index.add_with_ids(matrix.unit(self.about.by, self._positions[block]), self._keys[block])
         self._known = np.sort(np.concatenate([self._known, self._keys[missing]]))
         self._version = matrix.version
 
@@ -168,17 +168,17 @@ def accelerate(store: Any, target: float) -> list[Accelerator]:
 
 def _build(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
     faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
-    places = np.flatnonzero(vector_keys(matrix, by) >= 0)
-    cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(places)))))
-    sample = np.sort(numpy_generator("ann", 0).permutation(places)[: 64 * cells])
+    positions = np.flatnonzero(vector_keys(matrix, by) >= 0)
+    cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(positions)))))
+    sample = np.sort(numpy_generator("ann", 0).permutation(positions)[: 64 * cells])
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(width), width, cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
     )
     index.by_residual = False
     index.train(matrix.unit(by, sample))
-    built = InvertedFile(cache / f"ann-{by}", Accelerator(by, len(places), cells, cells, 1.0), index)
+    built = InvertedFile(cache / f"ann-{by}", Accelerator(by, len(positions), cells, cells, 1.0), index)
     built.fill(matrix)
-    built.about = _measured(store, built, places, target)
+    built.about = _measured(store, built, positions, target)
     _write_about(built.folder, built.about)
     return built
 
@@ -188,10 +188,10 @@ def _write_about(folder: Path, about: Accelerator) -> None:
     write_checksums(folder, [folder / "index.faiss"], [folder / "about.json"])
 
 
-def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) -> Accelerator:
+def _measured(store: Any, ann: InvertedFile, positions: np.ndarray, target: float) -> Accelerator:
     """Choose the fewest probes that reach the target on half of the queries; measure recall on the other half."""
     by, draw, matrix = ann.about.by, numpy_generator("ann queries", 0), store.matrix()
-    own_rows = draw.permutation(places)[:_QUERIES]
+    own_rows = draw.permutation(positions)[:_QUERIES]
     queries = matrix.unit(by, own_rows)
     other: By = "text" if by == "image" else "image"
     across = np.flatnonzero(vector_keys(matrix, other) >= 0)

@@ -145,8 +145,8 @@ def _note_file() -> Path:
 def _bert(ids: np.ndarray, weights: Weights) -> Float32[np.ndarray, "tokens features"]:
     """Return the last hidden states of one text (Devlin et al., 2019)."""
     words = weights["embeddings.word_embeddings.weight"][ids]
-    places = weights["embeddings.position_embeddings.weight"][: len(ids)]
-    states = words + places + weights["embeddings.token_type_embeddings.weight"][0]
+    positions = weights["embeddings.position_embeddings.weight"][: len(ids)]
+    states = words + positions + weights["embeddings.token_type_embeddings.weight"][0]
     states = _layer_norm(states, weights, "embeddings.LayerNorm")
     layers = sum(name.endswith(".intermediate.dense.bias") for name in weights)
     for layer in (f"encoder.layer.{number}" for number in range(layers)):

@@ -167,10 +167,10 @@ def image_inputs(pixels: Float[Tensor, "n ..."], config: Any) -> dict[str, Tenso
         return {"pixel_values": pixels}
     if pixels.ndim == 3:
         high, wide = patch_grid(pixels)
-        places = torch.arange(pixels.shape[1] - 1, device=pixels.device)
+        positions = torch.arange(pixels.shape[1] - 1, device=pixels.device)
         return {
             "pixel_values": pixels[:, :-1],
-            "pixel_attention_mask": (places < (high * wide)[:, None]).long(),
+            "pixel_attention_mask": (positions < (high * wide)[:, None]).long(),
             "spatial_shapes": torch.stack([high, wide], dim=1),
         }
     patch = config.vision_config.patch_size
