@@ -98,7 +98,7 @@ def objective_flops(base: str, context: bool, width: int, devices: int) -> float
     return total / (rows * rows * devices * width)
 
 
-def kept_bytes(model: DualEncoder) -> int:
+def activation_bytes(model: DualEncoder) -> int:
     """Return the bytes of activations that one pair stores for the backward pass, with towers in bfloat16."""
     size = model.transform.size
 
@@ -121,7 +121,7 @@ def kept_bytes(model: DualEncoder) -> int:
     return of(3) - of(2)
 
 
-def opening(shards: int) -> float:
+def opening_seconds(shards: int) -> float:
     """Return the CPU seconds to open a Parquet file as a stream, before the first step."""
     with tempfile.TemporaryDirectory() as folder:
         table = pa.table({"image": [{"bytes": b"-", "path": None}] * 100, "caption": ["a"] * 100})
@@ -147,66 +147,67 @@ def training(options: Options) -> Figures:
     found: Figures = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "width of the embeddings": model.width,
-        "forward FLOP a pair": forward,
-        "activations, bytes a pair": kept_bytes(model),
-        "seconds to open a shard on this machine, measured": opening(200),
-        "pictures a second that one core prepares, measured": (
+        "forward pass, FLOP per pair": forward,
+        "activations, bytes per pair": activation_bytes(model),
+        "seconds to open one shard on this machine (measured)": opening_seconds(200),
+        "pictures per second and core (measured)": (
             options.pictures or read_json(READING)["figures"]["one core"]["ours"]
         ),
     }
     for name, context in (("plain", False), ("context", True)):
         share = objective_flops(options.base, context, model.width, 4)
-        found[f"{name}: operations of the objective by batch x rows x width"] = share
+        found[f"{name}: objective, FLOP per batch x rows x width"] = share
     return found | run_figures(options, found)
 
 
 def run_figures(options: Options, found: Figures) -> Figures:
     """Derive further figures from the counted and measured ones."""
-    parameters, width, kept = (
-        found[name] for name in ("parameters", "width of the embeddings", "activations, bytes a pair")
+    parameters, width, activations = (
+        found[name] for name in ("parameters", "width of the embeddings", "activations, bytes per pair")
     )
     rows, steps = options.batch / options.devices, options.pairs / options.batch
-    towers = found["forward FLOP a pair"] * (4 if options.chunked else 3) * rows  # backward costs two forward passes
+    passes = 4 if options.chunked else 3  # the backward pass costs two forward passes
+    towers = found["forward pass, FLOP per pair"] * passes * rows
     files = options.pairs / options.shard
     figures: Figures = {
-        "pairs a device and step": rows,
+        "pairs per device and step": rows,
         "steps": steps,
-        "towers, FLOP a device and step": towers,
-        "towers, seconds of a step": towers / options.flops,
-        "weights, gradients and AdamW, bytes a device": 16 * parameters,
-        "activations, bytes a device": kept * rows,
-        "pairs whose activations fit beside the weights": (options.device_memory - 16 * parameters) // kept,
-        "parameters at which weights, gradients and AdamW fill a device": options.device_memory / 16,
-        "parameters at which all weights fill a device": options.device_memory / 4,
-        "gradients over the network, bytes a device and step": 2 * 4 * parameters,
+        "towers, FLOP per device and step": towers,
+        "towers, seconds per step": towers / options.flops,
+        "weights, gradients and AdamW, bytes per device": 16 * parameters,
+        "activations, bytes per device": activations * rows,
+        "maximum pairs per device": (options.device_memory - 16 * parameters) // activations,
+        "maximum parameters with weights, gradients and AdamW on one device": options.device_memory / 16,
+        "maximum parameters with only the weights on one device": options.device_memory / 4,
+        "gradients over the network, bytes per device and step": 2 * 4 * parameters,
         "shards": files,
         "minutes to open all shards on one machine": (
-            files * found["seconds to open a shard on this machine, measured"] / 60
+            files * found["seconds to open one shard on this machine (measured)"] / 60
         ),
-        "minutes to open them behind an address": files * options.request / MAX_OPEN_SHARDS / 60,
+        "minutes to open all shards over a network": files * options.request / MAX_OPEN_SHARDS / 60,
     }
     for name, sets in (("plain", 1), ("context", 3)):  # gathered sets: texts, and with context also keys and values
-        flops = found[f"{name}: operations of the objective by batch x rows x width"] * rows * options.batch * width
+        flops = found[f"{name}: objective, FLOP per batch x rows x width"] * rows * options.batch * width
         moved = sets * 2 * 4 * options.batch * width  # float32, gathered forward, summed backward
         seconds = towers / options.flops + flops / options.loss_flops
         network = (moved + 8 * parameters) / options.network
         pace = options.batch / (seconds + network)
-        cores = pace / found["pictures a second that one core prepares, measured"]
+        cores = pace / found["pictures per second and core (measured)"]
         eightfold = 64 * flops / options.loss_flops
         figures |= {
-            f"{name}: objective, FLOP a device and step": flops,
-            f"{name}: objective, seconds of a step": flops / options.loss_flops,
-            f"{name}: rows and gradients that the objective gathers, bytes a device": moved,
-            f"{name}: embeddings over the network, bytes a device and step": moved,
-            f"{name}: seconds of a step, computing": seconds,
-            f"{name}: seconds of a step, network if nothing overlaps": network,
+            f"{name}: objective, FLOP per device and step": flops,
+            f"{name}: objective, seconds per step": flops / options.loss_flops,
+            f"{name}: gathered rows and their gradients, bytes per device": moved,
+            f"{name}: embeddings over the network, bytes per device and step": moved,
+            f"{name}: compute, seconds per step": seconds,
+            f"{name}: network without overlap, seconds per step": network,
             f"{name}: days": steps * (seconds + network) / 86_400,
-            f"{name}: objective's share of the computing": flops / options.loss_flops / seconds,
-            f"{name}: its share at eight times the batch": eightfold / (eightfold + 8 * towers / options.flops),
-            f"{name}: pictures a second": pace,
-            f"{name}: cores that prepare them": cores,
-            f"{name}: cores a device that prepare them": cores / options.devices,
-            f"{name}: bytes a second read": pace * options.picture_bytes,
+            f"{name}: objective's share of the compute": flops / options.loss_flops / seconds,
+            f"{name}: objective's share at 8 times the batch": eightfold / (eightfold + 8 * towers / options.flops),
+            f"{name}: pictures per second": pace,
+            f"{name}: cores to prepare pictures": cores,
+            f"{name}: cores per device to prepare pictures": cores / options.devices,
+            f"{name}: bytes read per second": pace * options.picture_bytes,
         }
     return figures
 
@@ -220,7 +221,7 @@ def index_flops(rows: float, width: int) -> float:
     return 2 * (8 * 50 * cells + rows) * cells * width
 
 
-def memory(options: Options, measured: Mapping[str, Any]) -> Figures:
+def index_figures(options: Options, measured: Mapping[str, Any]) -> Figures:
     """Return all figures of an index, by name, scaled from a measured one."""
     found, settings = measured["figures"]["index"], measured["settings"]
     rows, width = options.rows, options.row_width
@@ -232,41 +233,41 @@ def memory(options: Options, measured: Mapping[str, Any]) -> Figures:
     pace = index_flops(settings["rows"], settings["width"]) / found["index built and measured, processor (s)"]
     built, read = index_flops(rows, width), found["cells read"] * rows / cells
     return {
-        "bytes of the vectors": vectors,
-        "bytes on disk, as the measured memory has them": vectors * found["on disk (MB)"] * 1e6 / before,
-        "bytes that an exact query reads": vectors / 2,
-        "FLOP of an exact query": 2 * rows * width,
-        "milliseconds of an exact query at the measured million": found["exact, one, processor (ms a query)"],
-        "cells that are enough at the measured million": found["cells read"],
-        "seconds of an exact query": found["exact, one, processor (ms a query)"] / 1e3 * larger,
-        "seconds of one of 300 exact queries at once": (
+        "vectors, bytes": vectors,
+        "on disk, bytes (scaled from the measured index)": vectors * found["on disk (MB)"] * 1e6 / before,
+        "exact query, bytes read": vectors / 2,
+        "exact query, FLOP": 2 * rows * width,
+        "exact query, milliseconds with a million rows (measured)": found["exact, one, processor (ms a query)"],
+        "inverted file, cells read with a million rows (measured)": found["cells read"],
+        "exact query, seconds": found["exact, one, processor (ms a query)"] / 1e3 * larger,
+        "exact query, seconds each in batches of 300": (
             found["exact, 300 at once, processor (ms a query)"] / 1e3 * larger
         ),
-        "cells": cells,
-        "FLOP to build the index": built,
-        "days to build it on one core": built / pace / 86_400,
-        "hours to build that of ten million rows on one core": index_flops(1e7, width) / pace / 3600,
-        "rows that a query reads of as many cells": read,
-        "bytes of them": 2 * read * width,
-        "bytes of the numbers of rows by cell, in memory": 8 * rows,
-        "the same while a process opens the index": 48 * rows,
-        "bytes of the sample that places the cells": 4 * 50 * cells * width,
+        "inverted file, cells": cells,
+        "inverted file, FLOP to build": built,
+        "inverted file, days to build on one core": built / pace / 86_400,
+        "inverted file of ten million rows, hours to build on one core": index_flops(1e7, width) / pace / 3600,
+        "inverted file, rows read per query": read,
+        "inverted file, bytes read per query": 2 * read * width,
+        "inverted file, bytes in memory": 8 * rows,
+        "inverted file, bytes in memory while opening": 48 * rows,
+        "inverted file, bytes of the k-means sample": 4 * 50 * cells * width,
     }
 
 
 def derive(options: Options) -> tuple[Figures, Figures]:
     """Return the figures of a run and of an index."""
-    return training(options), memory(options, read_json(MEMORY))
+    return training(options), index_figures(options, read_json(MEMORY))
 
 
-def tables(options: Options, run: Figures, held: Figures) -> list[StudyTable]:
+def tables(options: Options, run: Figures, index: Figures) -> list[StudyTable]:
     """Return the figures as tables for `recollect-papers results`."""
     setting = f"{options.preset}, {options.pairs:.3g} pairs, batch {options.batch:,}, {options.devices} devices"
 
     def listed(title: str, figures: Figures) -> StudyTable:
         return StudyTable(title, ("figure", "value"), tuple((name, shown(value)) for name, value in figures.items()))
 
-    return [listed(f"A run: {setting}", run), listed(f"A memory of {options.rows:.3g} rows", held)]
+    return [listed(f"A run: {setting}", run), listed(f"An index of {options.rows:.3g} rows", index)]
 
 
 def shown(value: float) -> str:
@@ -281,17 +282,17 @@ def main(options: Options) -> None:
     """Count and print the figures, and write them if ``--out`` is given."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    run, held = derive(options)
-    made, console = tables(options, run, held), output()
-    for table in made:
+    run, index = derive(options)
+    shown_tables, console = tables(options, run, index), output()
+    for table in shown_tables:
         console.print(table.title)
         for name, value in table.rows:
             console.print(f"{name:76} {value}", highlight=False)
     if options.out:
         command = f"python benchmarks/scale.py --out {options.out}"
         settings = asdict(replace(options, out=None))
-        write_json(options.out, {"command": command, "options": settings, "figures": {"run": run, "memory": held},
-                                 "tables": [asdict(table) for table in made]})  # fmt: skip
+        write_json(options.out, {"command": command, "options": settings, "figures": {"run": run, "index": index},
+                                 "tables": [asdict(table) for table in shown_tables]})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def test_every_operation_of_a_vision_transformer_is_counted(scale):
 def test_the_saved_figures_match_a_new_run(scale):
     saved = json.loads((BENCHMARKS.parent / "results" / "bench" / "scale.json").read_text())
     options = scale.Options(preset="tiny")
-    run, memory = scale.training(options), scale.memory(options, json.loads(scale.MEMORY.read_text()))
+    run, index = scale.training(options), scale.index_figures(options, json.loads(scale.MEMORY.read_text()))
     assert list(run) == list(saved["figures"]["run"])
     figures = saved["figures"]["run"]
     derived = scale.run_figures(scale.Options(), figures)  # recomputed from the saved counts of the large towers
@@ -50,17 +50,16 @@ def test_the_saved_figures_match_a_new_run(scale):
 
     pooling = (2 + 2 * tokens) * width**2 + 2 * tokens * width + 2 * width * mlp
     by_hand = tokens * 3 * 16 * 16 * width + blocks(tokens) + pooling + blocks(words) + width**2
-    assert figures["forward FLOP a pair"] == 2 * by_hand  # ViT-B/16 at 256 px, a text tower as wide and deep
-    products = (
-        figures[f"{name}: operations of the objective by batch x rows x width"] for name in ("plain", "context")
-    )
-    assert list(products) == [6, 26]
+    assert figures["forward pass, FLOP per pair"] == 2 * by_hand  # ViT-B/16 at 256 px, a text tower as wide and deep
+    products = [figures[f"{name}: objective, FLOP per batch x rows x width"] for name in ("plain", "context")]
+    assert products == [6, 26]
     reading = json.loads(scale.READING.read_text())["figures"]["one core"]
-    assert figures["pictures a second that one core prepares, measured"] == reading["ours"]
-    assert memory == pytest.approx(saved["figures"]["memory"])
+    assert figures["pictures per second and core (measured)"] == reading["ours"]
+    assert index == pytest.approx(saved["figures"]["index"])
     assert saved["options"] == {**vars(scale.Options()), "out": None}
-    assert memory["days to build it on one core"] > memory["hours to build that of ten million rows on one core"] / 24
-    assert 0 < run["activations, bytes a pair"] < 4e6
+    smaller = index["inverted file of ten million rows, hours to build on one core"]
+    assert index["inverted file, days to build on one core"] > smaller / 24
+    assert 0 < run["activations, bytes per pair"] < 4e6
 
 
 @pytest.mark.parametrize("processes", [1, 4])
