@@ -201,8 +201,8 @@ def reco_options(own, papers, tmp_path_factory):
 def test_recos_columns_match_the_papers(reco_options):
     (table,) = find_study("reco/table-3").load()(reco_options).tables
     assert table.columns[3:6] == ("stanford-cars", "cub-200-2011", "avg. rel.")  # the paper's five have no dogs
-    alone, *_, memory = table.notes
-    assert (alone, memory) == ("each fusion trained once; gains over the model alone", "paper: as printed there")
+    alone, *_, paper = table.notes
+    assert (alone, paper) == ("each fusion trained once; gains over the model alone", "paper: as printed there")
     (table,) = find_study("reco/table-4").load()(reco_options).tables
     ours = ("cub-200-2011", "stanford-dogs", "text to image R@1")
     assert table.columns[1:10] == tuple(f"{name}: {mode}" for name in ours for mode in reco_tables.MODES)
@@ -217,14 +217,14 @@ def test_recos_figures_use_the_papers_set(reco_options, own):
     assert left.title == "Figure 3, left. Additional training (cub-200-2011)"
     assert (middle.columns[1:], right.columns[1:]) == (("100%",), ("k = 1", "k = 2", "k = 5", "k = 10"))
     assert report.notes[-1] == (
-        "left out, since 12 rows can be read: 1% of the memory, 10% of the memory, k = 20, k = 50"
+        "left out, since 12 rows can be read: 1% of the index, 10% of the index, k = 20, k = 50"
     )  # fmt: skip
     (table,) = find_study("reco/figure-4").load()(reco_options).tables
     said = f"percent of the 10 nearest rows whose captions say the query's class; {own.name}/model, cub-200-2011"
     assert table.notes == (said, "one model")
 
 
-def test_test_pictures_are_neither_in_training_nor_in_the_memory(reco_options, own):
+def test_test_pictures_are_neither_in_training_nor_in_the_index(reco_options, own):
     """A source with a given split is trained on entirely, so it has no pictures left to search."""
     named = replace(reco_options, data=(f"{own}/one.csv?split=train",))
     (bench,) = reco_world.benches(named, f"{own.name}/model", classify=False)
@@ -232,7 +232,7 @@ def test_test_pictures_are_neither_in_training_nor_in_the_memory(reco_options, o
     same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
     same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
     assert len(same.near_duplicates(1.0, "retrieval")) == same.rows_of(1.0) == 6
-    with pytest.raises(UserError, match="0 pictures of the memory remain"):
+    with pytest.raises(UserError, match="0 pictures in the index remain"):
         same.encoder(FusionArm(), "retrieval")
 
 
@@ -247,7 +247,7 @@ def test_reco_recognizes_the_users_entities(own, reco_options, tmp_path, capsys)
     assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
     assert table["rows"][1][0] == f"{own.name}/model + RECO"
     assert table["notes"][0] == "each fusion trained once; gains over the model alone"
-    assert "0 of 12 rows of the memory are near-duplicates of pictures of entities and excluded" in table["notes"]
+    assert "0 of 12 rows in the index are near-duplicates of pictures of entities and excluded" in table["notes"]
     assert report["command"].startswith(
         "recollect-papers reco/table-2 --scale full --data two.csv --entities entities.csv"
     )

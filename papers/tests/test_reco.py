@@ -51,7 +51,7 @@ def test_characters_of_pretraining_fusion_and_tasks_are_disjoint():
     assert 0 < seen.sum() < len(seen)
 
 
-def test_pictures_of_memory_and_training_differ():
+def test_pictures_of_index_and_training_differ():
     training, memory = training_sources(2, 2, 40), memory_sources(2, 40)
     pictures = [source[row].image.tobytes() for source in (*training, *memory) for row in range(len(source))]
     assert len(set(pictures)) == len(pictures)
@@ -118,7 +118,7 @@ def test_memories_are_cached_by_content(bench, tmp_path):
         Index.open(each.memory_of()) for each in (one, other))]  # fmt: skip
     assert captions == [{sample.texts[0] for sample in part} for part in (first, second)]
     assert one.memory_of() == replace(one, label="another name").memory_of()
-    arm = FusionArm(FusionSettings(1, "mlp"))  # uses no memory: only its training pairs differ
+    arm = FusionArm(FusionSettings(1, "mlp"))  # uses no index: only its training pairs differ
     assert one.fusion(arm).fingerprint != other.fusion(arm).fingerprint
     assert one.fusion(arm).fingerprint == one.fusion(arm).fingerprint
 

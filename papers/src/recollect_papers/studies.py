@@ -86,8 +86,8 @@ STUDIES: dict[str, Study] = {
     "efsa/figure-5": Study("efsa.figures", "figure_5", "number of steps per episode"),
     "efsa/figure-6": Study("efsa.figures", "figure_6", "caption length"),
     "efsa/real": Study("efsa.real", "real", "episodes, captions and mixtures on strong towers", pictures=True),
-    "reco/table-1": Study("reco.tables", "table_1", "zero-shot classification with a memory, several models"),
-    "reco/table-2": Study("reco.tables", "table_2", "entities, seen and unseen, with a memory"),
+    "reco/table-1": Study("reco.tables", "table_1", "zero-shot classification with an index, several models"),
+    "reco/table-2": Study("reco.tables", "table_2", "entities, seen and unseen, with an index"),
     "reco/table-3": Study("reco.tables", "table_3", "uni- and cross-modal search and fusion, and plain averaging"),
     "reco/table-4": Study("reco.tables", "table_4", "fusion of images, texts or both, in each mode"),
     "reco/real": Study("reco.real", "real", "an index with knowledge the model lacks, on strong towers", pictures=True),
@@ -95,7 +95,7 @@ STUDIES: dict[str, Study] = {
         "reco.real", "reading", "why the learned gate loses to a mean on strong towers", pictures=True
     ),
     "reco/figure-2": Study("reco.tables", "figure_2", "search and fusion as a diagram"),
-    "reco/figure-3": Study("reco.tables", "figure_3", "longer training, memory size, and number of retrieved rows"),
+    "reco/figure-3": Study("reco.tables", "figure_3", "longer training, index size, and number of retrieved rows"),
     "reco/figure-4": Study("reco.tables", "figure_4", "example results of uni- and cross-modal search"),
 }
 

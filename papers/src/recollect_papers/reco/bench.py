@@ -1,4 +1,4 @@
-"""Setup of RECO's studies: a frozen model, its memory, training pairs, and tasks that need the memory."""
+"""Setup of RECO's studies: a frozen model, its index, training pairs, and tasks that need the index."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,14 +32,14 @@ MemoryPart = Literal["tasks", "retrieval", "entities"]
 
 @dataclass(frozen=True)
 class FusionArm:
-    """One way to use a memory.
+    """One way to use an index.
 
     Attributes:
         fusion: settings of the fusion; width and start come from model and preset.
-        mode: which embeddings use the memory in evaluation.
+        mode: which embeddings use the index in evaluation.
         k, test_k: rows retrieved in training and evaluation (default: the same).
-        share, test_share: fraction of the memory in training and evaluation (default: the same).
-        more: also train on the memory's rows retrieved by the training pairs (Figure 3, left).
+        share, test_share: fraction of the index in training and evaluation (default: the same).
+        more: also train on the index's rows retrieved by the training pairs (Figure 3, left).
         preset: training preset (`recollect.reco.learning.FUSION_PRESETS`).
     """
 
@@ -68,15 +68,15 @@ class Bench:
     Attributes:
         label: name of the model in tables.
         model: the frozen model.
-        folder: cache for memories, fusions, embeddings and figures.
+        folder: cache for indexes, fusions, embeddings and figures.
         training: sources of training pairs.
-        memory: sources of the memory's pairs.
+        memory: sources of the pairs in the index.
         tasks: tasks by column of a table; figures are means over them.
         pool: images and texts for retrieval.
         entities: entity recognition task, and which classes were in training.
         learning: training settings of fusions.
         seed: seed of the model's training and of fusions.
-        near: minimum cosine to a test image at which rows of the memory are excluded; None includes all rows.
+        near: minimum cosine to a test image at which rows of the index are excluded; None includes all rows.
     """
 
     label: str
@@ -102,7 +102,7 @@ class Bench:
         return FeatureCache(self.folder / "features")
 
     def memory_of(self, share: float = 1.0) -> Path:
-        """Return the folder of the memory, or of a random fraction of it, building it on first use."""
+        """Return the folder of the index, or of a random fraction of it, building it on first use."""
         read = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
         folder = self.folder / f"memory-{share:g}-{content_key(read, size=6)}"
         done = folder.with_name(f"{folder.name}.done")
@@ -116,7 +116,7 @@ class Bench:
         return folder
 
     def rows_of(self, share: float) -> int:
-        """Return the number of pairs in a fraction of the memory."""
+        """Return the number of pairs in a fraction of the index."""
         return sum(len(source) if share == 1 else _part(len(source), share) for source in self.memory)
 
     def fusion(self, arm: FusionArm) -> FusionModule:
@@ -146,10 +146,10 @@ class Bench:
         return FusionModule.open(out / "model")
 
     def encoder(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> Encoder:
-        """Return the model alone, or with the memory.
+        """Return the model alone, or with the index.
 
         Args:
-            part: what is tested; near-duplicates of its pictures are excluded from the memory.
+            part: what is tested; near-duplicates of its pictures are excluded from the index.
         """
         if arm is None:
             return self.model
@@ -157,13 +157,13 @@ class Bench:
         index, near = Index.open(self.memory_of(share)), self.near_duplicates(share, part)
         if len(index) - len(near) < k:
             raise UserError(
-                f"{len(index) - len(near):,} pictures of the memory remain without near-duplicates of test pictures, "
-                f"fewer than k = {k}. Use a memory of other pictures."
+                f"{len(index) - len(near):,} pictures in the index remain without near-duplicates of test pictures, "
+                f"fewer than k = {k}. Use an index of other pictures."
             )
         return RetrievalEnhancedEncoder(self.model, index, self.fusion(arm), arm.mode, k, exclude_ids=near)
 
     def near_duplicates(self, share: float, part: MemoryPart) -> frozenset[str]:
-        """Return the rows of the memory that are near-duplicates of test pictures (RECO, section 4.1)."""
+        """Return the rows of the index that are near-duplicates of test pictures (RECO, section 4.1)."""
         if self.near is None:
             return frozenset()
         if (share, part) not in self._too_near:
@@ -222,7 +222,7 @@ class Bench:
         return {column: [_task_inputs(task) for task in tasks] for column, tasks in self.tasks.items()}
 
     def _with_retrieved(self, arm: FusionArm) -> Pairs:
-        """Return the training pairs plus all pictures of the memory that they retrieve by image (R-WebLI)."""
+        """Return the training pairs plus all pictures of the index that they retrieve by image (R-WebLI)."""
         index, pairs = Index.open(self.memory_of(arm.share)), self.pairs
         found = index.lookup(pairs.images, arm.k, read="text").ids.ravel()
         ids = sorted(set(found.tolist()) - {"", *pairs.pictures})

@@ -38,7 +38,7 @@ def diagram() -> Figure:
         axis.set_title(f"{search}-modal search,\n{read}-modal fusion{ours}", fontsize=8)
         _box(axis, 0.3, 0.6, "image $v$", _IMAGE)
         axis.add_patch(Rectangle((4.2, 3.0), 5.5, 6.6, fill=False, edgecolor="0.6", linestyle="--"))
-        axis.text(6.95, 9.8, "memory", ha="center", fontsize=7, color="0.4")
+        axis.text(6.95, 9.8, "index", ha="center", fontsize=7, color="0.4")
         heights = (7.8, 5.7, 3.6)
         for place, height in enumerate(heights):
             _box(axis, 4.5, height, f"$v_{place + 1}$", _IMAGE, width=2.0, faint=read != "uni")
@@ -77,11 +77,11 @@ def additional_training(
     reading: Mapping[str, Mapping[float, Summary]],
     what: str,
 ) -> Figure:
-    """Draw additional training, the memory's share in training, and k (RECO, Figure 3).
+    """Draw additional training, the index's share in training, and k (RECO, Figure 3).
 
     Args:
         training: top-1 of each training variant.
-        growing: for each test memory, top-1 by the share of the memory in training.
+        growing: for each test index, top-1 by the share of the index in training.
         reading: for each k in training, top-1 by k in testing.
         what: data set, for axis labels.
     """
@@ -102,8 +102,8 @@ def additional_training(
     left.set_title("additional training")
     _curves(middle, {name: {100 * share: found for share, found in each.items()} for name, each in growing.items()})
     _log_ticks(middle, [100 * share for share in next(iter(growing.values()))])
-    middle.set_xlabel("share of the memory in training (%)")
-    middle.set_title("memory updated after training")
+    middle.set_xlabel("share of the index in training (%)")
+    middle.set_title("index updated after training")
     _curves(right, reading)
     _log_ticks(right, list(next(iter(reading.values()))))
     right.set_xlabel("k in testing")
@@ -133,7 +133,7 @@ def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, Se
     """Return the percentage of the k nearest rows that are of the query's class, for image and text queries.
 
     Args:
-        bench: bench with a full memory.
+        bench: bench with a full index.
         column: column of tasks whose images and class texts are queries.
     """
     shares = {}
@@ -158,7 +158,7 @@ def _queries(bench: Bench, task: ClassificationTask, modality: By) -> tuple[np.n
 
 
 def _nearest(bench: Bench, vectors: np.ndarray, modality: By, search: Search, k: int) -> list[list[Picture]]:
-    """Return the k nearest rows of the full memory for each vector, without near-duplicates of test pictures."""
+    """Return the k nearest rows of the full index for each vector, without near-duplicates of test pictures."""
     index, other = Index.open(bench.memory_of()), _MODALITIES[modality == "image"]
     compared = modality if search == "uni" else other
     ids = index.lookup(vectors, k, compared, exclude=bench.near_duplicates(1.0, "tasks") or None).ids
@@ -173,7 +173,7 @@ def _relevant(item: Picture, name: str) -> bool:
 
 
 def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
-    """Draw the nearest rows of the memory for two images and two class names, by uni- and cross-modal search."""
+    """Draw the nearest rows of the index for two images and two class names, by uni- and cross-modal search."""
     generator = numpy_generator("figure 4", bench.label)
     tasks = bench.tasks[column]
     columns = 2 * k + 2  # query, k results, an empty column, k results

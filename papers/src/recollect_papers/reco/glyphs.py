@@ -1,4 +1,4 @@
-"""The glyph world for RECO: training covers half of the characters, the memory all."""
+"""The glyph world for RECO: training covers half of the characters, the index all of them."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -63,7 +63,7 @@ def glyph_world() -> GlyphWorld:
 def training_sources(new: int, known: int, every: int) -> tuple[GlyphPairs, ...]:
     """Return training pairs for fusions: ``new`` per character not seen in pretraining, ``known`` per other character.
 
-    A fusion trained only on pairs that the frozen model was fitted to learns to trust the model, not the memory. New
+    A fusion trained only on pairs that the frozen model was fitted to learns to trust the model, not the index. New
     characters are those of split ``validation`` in none of its tasks, so the tasks remain usable for choosing settings.
     """
     world = glyph_world()
@@ -77,7 +77,7 @@ def training_sources(new: int, known: int, every: int) -> tuple[GlyphPairs, ...]
 
 
 def memory_sources(each: int, every: int) -> tuple[GlyphPairs, ...]:
-    """Return pairs for the memory, of all characters, with different pictures than in training and tests."""
+    """Return pairs for the index, of all characters, with different pictures than in training and tests."""
     world = glyph_world()
     return tuple(
         GlyphPairs(world, world.split[split][::every], each, f"glyph memory {split}") for split in CHARACTER_SPLITS

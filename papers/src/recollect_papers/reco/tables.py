@@ -1,7 +1,7 @@
 """RECO (Iscen et al., "Retrieval-Enhanced Contrastive Vision-Text Models"): Tables 1 to 4 and Figures 2 to 4.
 
 ``smoke`` and ``small`` use pictures of characters: pretraining covers half of them, fusion training some more, and
-tasks test characters that only the memory contains. ``full`` uses the paper's models and the user's pairs.
+tasks test characters that only the index contains. ``full`` uses the paper's models and the user's pairs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,11 +43,11 @@ READING = FusionArm(preset="reading")
 """Our training: a gate, no negatives among equal captions, and embedding noise."""
 READS = "RECO that learns to read"
 SHARES = (0.01, 0.1, 1.0)
-_SMOKE_SHARES = (0.05, 0.2, 1.0)  # larger, so a small memory still has k rows
+_SMOKE_SHARES = (0.05, 0.2, 1.0)  # larger, so a small index still has k rows
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 
 _MODEL = "model alone"
-"""The arm without memory, the baseline of all gains."""
+"""The arm without an index, the baseline of all gains."""
 
 
 def _add(
@@ -84,7 +84,7 @@ def _notes(
     baseline = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
     papers = full and bool(first.tasks) and set(first.tasks) <= set(PAPERS_SETS.values())
     left_out = [
-        f"{len(first.near_duplicates(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates "
+        f"{len(first.near_duplicates(1.0, part)):,} of {first.rows_of(1.0):,} rows in the index are near-duplicates "
         f"of {_TESTED[part]} and excluded"
         for part in parts if first.near is not None
     ]  # fmt: skip
@@ -108,7 +108,7 @@ _PLACED = (
 
 def _measure_1(options: StudyOptions) -> Measurements:
     found = Measurements({"models": list(models(options))})
-    reads = "images and texts both read the memory, k = 10"
+    reads = "images and texts both read the index, k = 10"
     if options.scale != "full":
         reads += "; settings were chosen on other characters"
     for label in models(options):
@@ -145,7 +145,7 @@ ENTITY_ARMS: Mapping[str, FusionArm | None] = {
     "RECO, images only": replace(RECO, mode="image"),
     "RECO, texts only": replace(RECO, mode="text"),
     "mean": FusionArm(FusionSettings(1, "mean")),
-    "MLP, no memory": FusionArm(FusionSettings(1, "mlp")),
+    "MLP, no index": FusionArm(FusionSettings(1, "mlp")),
 }
 
 
@@ -281,12 +281,12 @@ TRAININGS: Mapping[str, FusionArm | None] = {
 
 
 def _measure_figure_3(options: StudyOptions) -> Measurements:
-    """Measure additional training, a memory that grows after training, and the number of retrieved rows."""
+    """Measure additional training, an index that grows after training, and the number of retrieved rows."""
     mine = list(benches(options, main_model(options)))
     shares, tested, left_out = _readable(options, mine[0])
     growing = {
-        "the memory of its training": {share: FusionArm(share=share) for share in shares},
-        "the whole memory": {share: FusionArm(share=share, test_share=1.0) for share in shares},
+        "tested with the same share": {share: FusionArm(share=share) for share in shares},
+        "tested with the whole index": {share: FusionArm(share=share, test_share=1.0) for share in shares},
     }
     reading = {
         f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in (5, 10)
@@ -304,13 +304,13 @@ def _measure_figure_3(options: StudyOptions) -> Measurements:
 
 
 def _readable(options: StudyOptions, bench: Bench) -> tuple[tuple[float, ...], tuple[int, ...], list[str]]:
-    """Return the shares of the memory and k that have enough rows, and a note on those left out."""
+    """Return the shares of the index and k that have enough rows, and a note on those left out."""
     smoke = options.scale == "smoke"
     shares, tested = (_SMOKE_SHARES, (1, 5, 10)) if smoke else (SHARES, (1, 2, 5, 10, 20, 50))
     rows = {share: bench.rows_of(share) - len(bench.near_duplicates(share, "tasks")) for share in shares}
     large = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
     ks = tuple(k for k in tested if k <= rows[shares[-1]])
-    left_out = [f"{share:.0%} of the memory" for share in shares if share not in large]
+    left_out = [f"{share:.0%} of the index" for share in shares if share not in large]
     left_out += [f"k = {k}" for k in tested if k not in ks]
     notes = [f"left out, since {rows[shares[-1]]:,} rows can be read: {', '.join(left_out)}"] if left_out else []
     return large, ks, notes
@@ -338,7 +338,7 @@ def _form_figure_3(found: Measurements) -> TablesAndNotes:
                      [Column("top-1", {"measure": column})], paper, notes)  # fmt: skip
     forms = [left]
     for title, kind, head in (
-        (f"Figure 3, middle. Share of the memory in training ({column})", "growing", "{:.0%}"),
+        (f"Figure 3, middle. Share of the index in training ({column})", "growing", "{:.0%}"),
         (f"Figure 3, right. Rows read in testing ({column})", "reading", "k = {:g}"),
     ):
         curves = found.context[kind]

@@ -1,4 +1,4 @@
-"""Models, memories and tasks of RECO's studies at each scale."""
+"""Models, indexes and tasks of RECO's studies at each scale."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from recollect_papers.study import Scale, StudyOptions
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
     "small": "glyphs (pictures of characters): pretraining on half of the characters, fusion training on these and on "
-    "others, memory of all, tasks on characters that neither training has seen, in held-out faces",
+    "others, index of all, tasks on characters that neither training has seen, in held-out faces",
     "full": "the paper's models, or those that you name, on your data",
 }
 
@@ -59,7 +59,7 @@ class Size:
         steps: number of pretraining steps.
         every: use every n-th character.
         new, known: training pairs per character that is new, or known from pretraining.
-        stored: pairs per character in the memory.
+        stored: pairs per character in the index.
         learning: training settings of fusions.
         seeds: number of seeds.
     """
@@ -138,9 +138,7 @@ def _shortened(task: ClassificationTask) -> ClassificationTask:
 
 def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
     if not options.data:
-        raise UserError(
-            "--scale full trains on your pairs and looks up in your memory. Pass them with --data PAIRS [MEMORY ...]."
-        )
+        raise UserError("--scale full trains on your pairs and reads an index. Pass --data PAIRS [INDEXED_PAIRS ...].")
     model = load_model(_places(options)[label])
     training, *others = [open_source(spec) for spec in options.data]
     return Bench(
