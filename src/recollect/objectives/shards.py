@@ -15,15 +15,15 @@ class Shard:
 
     Attributes:
         size: number of processes; each holds the same number of rows.
-        place: rank of this process.
+        rank: rank of this process.
     """
 
     size: int = 1
-    place: int = 0
+    rank: int = 0
 
     def first(self, rows: int) -> int:
         """Return the batch index of this process's first row if it holds ``rows`` rows."""
-        return self.place * rows
+        return self.rank * rows
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of all processes, in rank order. Gradients are summed over processes."""

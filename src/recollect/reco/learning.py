@@ -202,7 +202,7 @@ def train_fusion(
         seen = {"pairs": len(pairs), "content": key["pairs"]}
         return {name: seen, recipe.index: {"content": key["index"]}}
 
-    def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
+    def assemble(given: Recipe, process: ProcessRanks, saved: Path | None) -> Parts:
         seed_default_generators(given.seed)
         trained = {
             "k": recipe.k,
@@ -214,7 +214,7 @@ def train_fusion(
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
-        feed = _feed(neighbors, recipe, place)
+        feed = _feed(neighbors, recipe, process)
         objective = FusionObjective(recipe.active_terms, scale)
         return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts(), _SUBJECT)
 
@@ -256,11 +256,11 @@ def _digest(pairs: Pairs) -> str:
     return digest.hexdigest()
 
 
-def _feed(neighbors: Neighbors, recipe: FusionRecipe, place: ProcessRanks) -> Any:
+def _feed(neighbors: Neighbors, recipe: FusionRecipe, process: ProcessRanks) -> Any:
     """Return batches without repetition within an epoch, each a function of the seed and the step."""
     per_epoch = max(1, len(neighbors) // recipe.batch_size)
-    share = recipe.batch_size // place.size
-    mine = slice(place.rank * share, (place.rank + 1) * share)
+    share = recipe.batch_size // process.size
+    mine = slice(process.rank * share, (process.rank + 1) * share)
     columns = _GROUPS[recipe.mask]
 
     def feed(start: int, stop: int) -> Iterator[Inputs]:

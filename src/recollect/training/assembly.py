@@ -76,7 +76,7 @@ def object_spec(source: Source) -> str:
 
 def assemble_recipe(
     recipe: Recipe,
-    place: ProcessRanks,
+    process: ProcessRanks,
     saved_model: Path | None,
     objects: Mapping[str, Source] = MappingProxyType({}),
     objective: Objective | None = None,
@@ -84,7 +84,7 @@ def assemble_recipe(
     """Open the sources, and build or open the model.
 
     Args:
-        place: this process.
+        process: this process.
         saved_model: folder of the model to resume with; None starts from ``recipe.model``.
         objects: sources that are Python objects, by their spec in the recipe (`object_spec`).
         objective: replaces the recipe's objective.
@@ -93,7 +93,7 @@ def assemble_recipe(
         UserError: bad data, or a Python object of the recipe is missing.
     """
     data, needs = recipe.data, None if objective is None else objective.needs
-    check_without_data(recipe, place, resumed=saved_model is not None, needs=needs)
+    check_without_data(recipe, process, resumed=saved_model is not None, needs=needs)
     sources = open_sources(data, objects)
     files = [(spec, source) for (spec, _), source in zip(data.specs, sources, strict=True) if spec not in objects]
     names = distinct_names([spec for spec, _ in files], [source.name for _, source in files])
@@ -107,21 +107,21 @@ def assemble_recipe(
         model = load_model(saved_model, "cpu")
     else:
         model = start_model(recipe.model, sources, recipe.seed)
-    if place.first:
-        warn_unused_options(recipe, sources, model, place, needs)
+    if process.first:
+        warn_unused_options(recipe, sources, model, process, needs)
     check_agreement({"the tokenizer or the shape of the model": model.structure_fingerprint})
     objective = objective or build_objective(recipe.objective, model, recipe.seed)
     crops = training_transform(model, data)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
-        towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
+        towers, sources = lock_towers(model.to(process.device), sources, recipe, crops)
     if recipe.checkpoint_activations:
         model.checkpoint_activations()
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
     if recipe.model.lora is not None:
         towers = add_adapters(model, recipe.model, recipe.seed, saved_model)
-    if place.first and (recipe.chunk or place.size > 1) and model.normalizes_by_batch:
+    if process.first and (recipe.chunk or process.size > 1) and model.normalizes_by_batch:
         rows = "one chunk" if recipe.chunk else "one process's rows"
         note(f"{recipe.model.start}: batch norm statistics cover {rows} at a time, so results depend on their number")
     stream = BatchStream(
@@ -129,16 +129,16 @@ def assemble_recipe(
         recipe.batch_size,
         crops,
         seed=recipe.seed,
-        rank=place.rank,
-        world_size=place.size,
+        rank=process.rank,
+        world_size=process.size,
         broken_share=data.broken_share,
     )
-    if place.first:
+    if process.first:
         for source, count in zip(sources, stream.max_samples(recipe.steps), strict=True):
             if count > len(source):
                 rows = f"{counted(len(source), 'sample')} for {count:,} rows of a batch"
                 note(f"{source.name}: {rows}; copies are not negatives of each other")
-    feed = _feed(stream, towers, objective.needs, recipe, place)
+    feed = _feed(stream, towers, objective.needs, recipe, process)
     return Parts(towers, objective, feed, stream.seen, facts)
 
 
@@ -274,13 +274,13 @@ def _feed(
     model: DualEncoder | LockedTowers | AdaptedTowers,
     needs: frozenset[str],
     recipe: Recipe,
-    place: ProcessRanks,
+    process: ProcessRanks,
 ) -> Feed:
     # Whole batches are normalized on the device. With chunks, the batch stays on the CPU as bytes.
     raw = recipe.chunk is not None
-    device = None if raw else place.device
-    workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
-    transfer: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda", "raw": raw}
+    device = None if raw else process.device
+    workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", process.size)))
+    transfer: Mapping[str, Any] = {"device": device, "pin": process.device.type == "cuda", "raw": raw}
 
     def duplicate_ids(batch: Batch) -> Tensor:
         return duplicate_ids_of(batch, recipe.data.copies)
@@ -321,7 +321,7 @@ def duplicate_ids_of(batch: Batch, copies: CopiesBy) -> Tensor:
 
     They are equal in every process. With 63 bits, two of a billion samples collide about once in ten billion steps.
     """
-    columns = [[derive_seed("copy", f"{place}\0{id}") for place, id in zip(batch.sources, batch.ids, strict=True)]]
+    columns = [[derive_seed("copy", f"{source}\0{id}") for source, id in zip(batch.sources, batch.ids, strict=True)]]
     if copies == "captions":
         columns.append([derive_seed("copy", "text\0" + " ".join(text.lower().split())) for text in batch.texts])
     return torch.tensor(columns).T.contiguous()

@@ -28,12 +28,12 @@ _Conditions = Iterator[tuple[bool, str]]
 
 
 def check_without_data(
-    recipe: Recipe, place: ProcessRanks | None, *, resumed: bool, needs: Collection[str] | None = None
+    recipe: Recipe, process: ProcessRanks | None, *, resumed: bool, needs: Collection[str] | None = None
 ) -> None:
     """Run the checks that need no open data or model.
 
     Args:
-        place: this process; None if not known yet.
+        process: this process; None if not known yet.
         resumed: the model comes from a checkpoint of the run, so ``model.start`` may no longer exist.
         needs: `Objective.needs` of an objective that replaces the recipe's.
 
@@ -51,22 +51,22 @@ def check_without_data(
         check_peft()
     if recipe.shard_weights:
         check_torch()
-    if place is not None:
-        words = f"--batch-size {recipe.batch_size}: does not divide over {place.size} processes. Use a multiple."
+    if process is not None:
+        words = f"--batch-size {recipe.batch_size}: does not divide over {process.size} processes. Use a multiple."
         single = "--shard-weights: there is only one process. Remove it, or start several with torchrun."
-        refuse((recipe.batch_size % place.size, words), (recipe.shard_weights and place.size == 1, single))
+        refuse((recipe.batch_size % process.size, words), (recipe.shard_weights and process.size == 1, single))
 
 
 def warn_unused_options(
     recipe: Recipe,
     sources: Sequence[Source],
     model: DualEncoder,
-    place: ProcessRanks,
+    process: ProcessRanks,
     needs: Collection[str] | None = None,
 ) -> None:
     """Warn about options that have no effect with these sources, this model and this machine."""
     labeled = _labeled(recipe, needs)
-    idle = (_idle_with_model(recipe, model), _idle_options(recipe, place), _idle_data(recipe.data, sources, labeled))
+    idle = (_idle_with_model(recipe, model), _idle_options(recipe, process), _idle_data(recipe.data, sources, labeled))
     for without_effect, words in itertools.chain(*idle):
         if without_effect:
             option, _, why = words.partition(": ")
@@ -101,7 +101,7 @@ def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Conditions:
     yield options.tokenizer is not None and own, f"--model.tokenizer: {options.start} has its own"
 
 
-def _idle_options(recipe: Recipe, place: ProcessRanks) -> _Conditions:
+def _idle_options(recipe: Recipe, process: ProcessRanks) -> _Conditions:
     model, data, objective = recipe.model, recipe.data, recipe.objective
     locked, loss = model.locked != "none", OBJECTIVES[objective.base]
     yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: it is only for --lora"
@@ -114,8 +114,8 @@ def _idle_options(recipe: Recipe, place: ProcessRanks) -> _Conditions:
     yield objective.smoothing > 0 and not smooths, words
     biased = objective.bias not in (None, FIRST_BIAS)  # recipes set the first bias for any objective
     yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
-    idle = recipe.precision == "tf32" and place.device.type != "cuda"
-    yield idle, f"--precision tf32: it is only for NVIDIA GPUs, and this run uses {place.device}"
+    idle = recipe.precision == "tf32" and process.device.type != "cuda"
+    yield idle, f"--precision tf32: it is only for NVIDIA GPUs, and this run uses {process.device}"
 
 
 def _idle_data(data: Data, sources: Sequence[Source], labeled: bool) -> _Conditions:

@@ -110,7 +110,7 @@ def train(
     recipe.check()
     check_trackers(trackers)
     with (
-        ranks(device) as place,
+        ranks(device) as process,
         one_line_errors(str(out)),
         tensor_cores(recipe.precision),
         ExitStack() as held,
@@ -119,14 +119,14 @@ def train(
             return out / "model"
         name = result_of_first(lambda: _last_checkpoint(out, recipe))
         last = out / "checkpoints" / name if name else None
-        parts = assemble(recipe, place, last / "model" if last else None)
+        parts = assemble(recipe, process, last / "model" if last else None)
         if last:
             result_of_first(partial(check_data, last, parts.data))
         wait_for_all()  # all processes read the folder before the first one writes to it
-        if place.first:
+        if process.first:
             held.enter_context(remove_failed_start(out))
         result_of_first(lambda: prepare_run_folder(out, recipe, last))
-        run = _Run(recipe, out, parts, place, last, hooks, trackers)
+        run = _Run(recipe, out, parts, process, last, hooks, trackers)
         if run.metrics:
             held.callback(run.metrics.close)
         with stop_requests() as request:
@@ -174,16 +174,16 @@ class _Run:
         recipe: Recipe,
         out: Path,
         parts: Parts,
-        place: ProcessRanks,
+        process: ProcessRanks,
         last: Path | None,
         hooks: Sequence[Hook],
         trackers: Sequence[Tracker],
     ) -> None:
-        self.recipe, self.out, self.place, self.parts, self.hooks = recipe, out, place, parts, hooks
-        self.model = parts.model.to(place.device).train()
-        self.objective = parts.objective.to(place.device).train()
+        self.recipe, self.out, self.process, self.parts, self.hooks = recipe, out, process, parts, hooks
+        self.model = parts.model.to(process.device).train()
+        self.objective = parts.objective.to(process.device).train()
         broadcast_weights((self.model, self.objective))
-        if recipe.shard_weights and place.size > 1:
+        if recipe.shard_weights and process.size > 1:
             shard_weights(self.model)
         self.optimizer = build_optimizer(self.model, self.objective, recipe.optimizer)
         self.compiled = CompiledForward(self.model) if recipe.compile else None
@@ -197,7 +197,7 @@ class _Run:
             restored = checkpoints.restore(last, self.objective, self.optimizer, self.averages)
             self.state = replace(restored, data=parts.data)
         self.metrics: Metrics | None = None
-        if place.first:
+        if process.first:
             shown = open_trackers(trackers, out, as_json(recipe), self.state.step)
             self.metrics = Metrics(out / "metrics.jsonl", self.state.step, shown)
         self.last_line = (self.state.step, time.perf_counter())
@@ -211,7 +211,7 @@ class _Run:
             self.measure(request)
             if not self.measured:
                 self.leave(request)
-        with progress("training", steps * size, "example", done, shown=self.place.first) as counter:
+        with progress("training", steps * size, "example", done, shown=self.process.first) as counter:
             for inputs in self.parts.feed(self.state.step, steps):
                 report = self.step(inputs)
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
@@ -253,7 +253,7 @@ class _Run:
         if failed is not None:
             with suppress(UserError):  # disk full: the previous checkpoint remains
                 self.save()
-                if self.place.first:
+                if self.process.first:
                     note(f"{self.out}: evaluation failed at step {self.state.step}; --resume continues there")
             raise failed
 
@@ -324,7 +324,7 @@ class _Run:
 
     def stop_requested(self, request: StopRequest) -> bool:
         """Return whether any process received a stop signal; all must stop after the same step."""
-        return bool(total(torch.tensor(int(request.signal > 0), device=self.place.device)))
+        return bool(total(torch.tensor(int(request.signal > 0), device=self.process.device)))
 
     def log(self, report: dict[str, float]) -> None:
         """Write a line to the metrics."""
@@ -341,7 +341,7 @@ class _Run:
         """Write a checkpoint of this step, unless it exists."""
         if self.saved == self.state.step:
             return
-        tensors = checkpoints.training_tensors(self.objective, self.optimizer, self.averages, kept=self.place.first)
+        tensors = checkpoints.training_tensors(self.objective, self.optimizer, self.averages, kept=self.process.first)
         with whole_weights(self.model):
             result_of_first(lambda: self.write_checkpoint(tensors))
         self.saved = self.state.step
@@ -357,7 +357,7 @@ class _Run:
 
     def leave(self, request: StopRequest) -> None:
         """Print the state of the run and exit as the signal would."""
-        if self.place.first:
+        if self.process.first:
             done = f"stopped after step {self.state.step} of {self.recipe.steps}"
             print(f"{done}; run the same command with --resume to continue", file=sys.stderr)
         request.leave()

@@ -86,7 +86,7 @@ class RankShard(Shard):
     """This process's rows of a shared batch; every process holds the same number."""
 
     def __init__(self) -> None:
-        self.size, self.place = dist.get_world_size(), dist.get_rank()
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
 
     def gather(self, rows: Tensor) -> Tensor:
         return _Gather.apply(rows)
