@@ -53,10 +53,10 @@ def test_the_parameter_count_matches_the_paper():
     assert sum(parameter.numel() for parameter in paper.parameters()) == 3_155_968
 
 
-@given(width=st.sampled_from([8, 64, 128, 192]), places=st.integers(1, 6), seed=st.integers(0, 1000))
-def test_only_token_0_is_computed_and_equals_the_full_block(width, places, seed):
+@given(width=st.sampled_from([8, 64, 128, 192]), slots=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_only_token_0_is_computed_and_equals_the_full_block(width, slots, seed):
     block = randomized(FusionBlock(width).double(), seed)
-    tokens = unit(3, places, width, seed=seed)
+    tokens = unit(3, slots, width, seed=seed)
     torch.testing.assert_close(block(tokens), full_block(block, tokens), rtol=1e-10, atol=1e-10)
 
 
@@ -118,17 +118,17 @@ def start_value(start, gate, tokens):
 
 
 @given(
-    start=st.sampled_from(["embedding", "mean", "gate"]), places=st.integers(1, 6), empty=st.integers(0, 4),
+    start=st.sampled_from(["embedding", "mean", "gate"]), slots=st.integers(1, 6), empty=st.integers(0, 4),
     gate=st.floats(-3, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_a_block_adds_the_same_correction_to_every_start(start, places, empty, gate, seed):
+def test_a_block_adds_the_same_correction_to_every_start(start, slots, empty, gate, seed):
     paper = randomized(FusionBlock(64).double(), seed)
     block = FusionBlock(64, start).double()
     block.load_state_dict(paper.state_dict(), strict=False)
     if start == "gate":
         block.gate.data.fill_(gate)
-    tokens = unit(3, places, 64, seed=seed)
-    tokens[1, max(1, places - empty) :] = 0
+    tokens = unit(3, slots, 64, seed=seed)
+    tokens[1, max(1, slots - empty) :] = 0
     expected = start_value(start, gate, tokens) + full_block(paper, tokens) - tokens[:, 0]
     torch.testing.assert_close(block(tokens), expected, rtol=1e-9, atol=1e-9)
 

@@ -41,11 +41,11 @@ def loop_neighbors(pairs, stored, searched, taken, own, k, max_score, score_of):
         images = stored.images.astype(np.float64) @ pairs.images[row].astype(np.float64)
         near = cosines if score_of == "searched" else images
         order = [other for other in np.argsort(-cosines) if near[other] < max_score and stored.pictures[other] != id]
-        places = []
+        slots = []
         for modality in taken:
             found = [getattr(stored, SIDES[modality])[other] for other in order[:k]]
-            places += found + [np.zeros_like(own[row])] * (k - len(found))
-        read.append(places)
+            slots += found + [np.zeros_like(own[row])] * (k - len(found))
+        read.append(slots)
     return np.array(read)
 
 

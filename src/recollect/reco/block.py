@@ -112,7 +112,7 @@ class FusionBlock(nn.Module):
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+    def forward(self, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
         """Return token 0 after the block.
 
         Args:
@@ -133,7 +133,7 @@ class FusionBlock(nn.Module):
         mlp = self.down(functional.gelu(self.up(self.norm_mlp(tokens[:, 0] + attention))))
         return self._origin(tokens) + attention + mlp
 
-    def _origin(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+    def _origin(self, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
         """Return the output of an untrained block."""
         if self.start == "embedding":
             return tokens[:, 0]
@@ -153,7 +153,7 @@ class _MlpFusion(nn.Module):
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)
 
-    def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+    def forward(self, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
         """Return the refined embedding; other tokens are ignored."""
         return tokens[:, 0] + self.down(functional.gelu(self.up(self.norm(tokens[:, 0]))))
 
@@ -182,12 +182,12 @@ class FusionModule(nn.Module):
                     _MlpFusion(settings.width) if mlp else FusionBlock(settings.width, settings.start)
                 )
 
-    def forward(self, modality: By, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+    def forward(self, modality: By, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
         """Refine embeddings of one modality.
 
         Args:
             modality: modality of the embeddings.
-            tokens: each embedding, followed by its neighbors (zeros for empty places).
+            tokens: each embedding, followed by its neighbors (zeros for empty slots).
 
         Returns:
             Unit-norm refined embeddings; the normalized embeddings if this modality is not refined.

@@ -162,7 +162,7 @@ class RetrievalEnhancedEncoder(Encoder):
                 blocks.append(self.fusion(modality, tokens).cpu())
         return torch.cat(blocks)
 
-    def read(self, modality: By, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n places width"]:
+    def read(self, modality: By, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n slots width"]:
         """Return the vectors that embeddings read, nearest first.
 
         If both modalities are read, k vectors of one are followed by k of the other.
@@ -170,7 +170,7 @@ class RetrievalEnhancedEncoder(Encoder):
         queries = embeddings.cpu().numpy()
         exclude = self.exclude_ids or None
         found = read_index(self.index, queries, self.fusion.settings, modality, self.k, exclude, where=self.where)
-        return np.concatenate(found.vectors, axis=1)  # empty places are zeros, which a fusion ignores
+        return np.concatenate(found.vectors, axis=1)  # empty slots are zeros, which a fusion ignores
 
 
 def modalities_of(mode: Mode) -> tuple[By, ...]:

@@ -138,7 +138,7 @@ class FusionTowers(nn.Module):
     def encoder(self) -> None:
         """None, since a fusion embeds nothing by itself."""
 
-    def encode_images(self, pixels: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch two_widths"]:
+    def encode_images(self, pixels: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch two_widths"]:
         """Return refined and original image embeddings."""
         return torch.cat([self.fusion("image", pixels).float(), pixels[:, 0].float()], dim=1)
 
@@ -289,7 +289,7 @@ _GROUPS: Mapping[Mask, tuple[str, ...]] = {
 
 def _tokens(
     neighbors: Neighbors, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
-) -> Float[Tensor, "some places width"]:
+) -> Float[Tensor, "some slots width"]:
     """Return the input of the fusion for some pairs in a step."""
     tokens = neighbors.tokens(modality, pairs)
     if recipe.newness.kind == "none":

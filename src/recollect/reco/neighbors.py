@@ -42,7 +42,7 @@ class Neighbors:
     Attributes:
         images: image embeddings of the pairs.
         texts: text embeddings of the pairs.
-        values: vectors read by embeddings of each modality; row 0 is zeros, for empty places.
+        values: vectors read by embeddings of each modality; row 0 is zeros, for empty slots.
         rows: the k rows of ``values`` that each pair reads, nearest first; if both modalities are read, k of one, then
             k of the other.
         captions: `caption_key` of each pair.
@@ -61,12 +61,12 @@ class Neighbors:
     def __len__(self) -> int:
         return len(self.images)
 
-    def tokens(self, modality: By, pairs: Int64[Tensor, " some"]) -> Float32[Tensor, "some places width"]:
+    def tokens(self, modality: By, pairs: Int64[Tensor, " some"]) -> Float32[Tensor, "some slots width"]:
         """Return the input of the fusion for some pairs: the embedding, followed by its neighbors."""
         own = (self.images if modality == "image" else self.texts)[pairs]
         return torch.cat([own[:, None], self.values[modality][self.rows[modality][pairs]]], dim=1)
 
-    def token_captions(self, modality: By, pairs: Int64[Tensor, " some"]) -> Int64[Tensor, "some places"]:
+    def token_captions(self, modality: By, pairs: Int64[Tensor, " some"]) -> Int64[Tensor, "some slots"]:
         """Return the `caption_key` of each token."""
         read = self.read_captions[modality][self.rows[modality][pairs]]
         return torch.cat([self.captions[pairs, None], read], dim=1)
@@ -104,9 +104,9 @@ class Reading:
     """Vectors that embeddings read.
 
     Attributes:
-        ids: ids of the pictures; "" for empty places.
+        ids: ids of the pictures; "" for empty slots.
         captions: index of the caption read; -1 for the mean of all captions, or if images are read.
-        vectors: one array for each modality read, in the order of a fusion's tokens; zeros for empty places.
+        vectors: one array for each modality read, in the order of a fusion's tokens; zeros for empty slots.
     """
 
     ids: Shaped[np.ndarray, "queries k"]
@@ -230,7 +230,7 @@ def gather(readings: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, T
     """Merge the vectors of several look-ups.
 
     Returns:
-        A row of zeros followed by the distinct vectors (vectors, width), the row of each place (queries, places), and
+        A row of zeros followed by the distinct vectors (vectors, width), the row in each slot (queries, slots), and
         the `caption_key` of each vector.
     """
     values, keys = [np.zeros((1, index.width), dtype=np.float32)], list[tuple[str, int]]()

@@ -57,11 +57,11 @@ class Disturbance:
 
     def __call__(
         self,
-        tokens: Float[Tensor, "some places width"],
+        tokens: Float[Tensor, "some slots width"],
         modalities: tuple[By, ...],
-        captions: Int64[Tensor, "some places"],
-    ) -> Float[Tensor, "some places width"]:
-        """Return disturbed tokens; empty places stay zero.
+        captions: Int64[Tensor, "some slots"],
+    ) -> Float[Tensor, "some slots width"]:
+        """Return disturbed tokens; empty slots stay zero.
 
         Args:
             tokens: embeddings, each followed by its neighbors.
