@@ -41,9 +41,9 @@ class Printed:
     def only(self, columns: Iterable[str]) -> "Printed":
         """Select columns."""
         wanted = set(columns)
-        places = [place for place, name in enumerate(self.columns) if name in wanted]
-        rows = {name: tuple(cells[place] for place in places) for name, cells in self.rows.items()}
-        return Printed(tuple(self.columns[place] for place in places), rows)
+        indices = [index for index, name in enumerate(self.columns) if name in wanted]
+        rows = {name: tuple(cells[index] for index in indices) for name, cells in self.rows.items()}
+        return Printed(tuple(self.columns[index] for index in indices), rows)
 
 
 @lru_cache(maxsize=8)

@@ -109,13 +109,13 @@ def _table(results: StudyReport, words: Sequence[str], folder: Path) -> str:
     """Return a table with its notes, file and command; ``only=`` and ``without=`` select columns."""
     table = _find(results, words[0], words[1])
     chosen = dict(word.split("=", 1) for word in words[2:])
-    places = [
-        place
-        for place, column in enumerate(table.columns)
-        if (place == 0 or re.fullmatch(chosen.get("only", ".*"), column))
+    indices = [
+        index
+        for index, column in enumerate(table.columns)
+        if (index == 0 or re.fullmatch(chosen.get("only", ".*"), column))
         and not re.fullmatch(chosen.get("without", "(?!)"), column)
     ]
-    columns, *rows = (tuple(row[place] for place in places) for row in (table.columns, *table.rows))
+    columns, *rows = (tuple(row[index] for index in indices) for row in (table.columns, *table.rows))
     lines = StudyTable(table.title, columns, tuple(rows)).lines()
     notes = "".join(f"\n\n{note}" for note in table.notes if note != "paper: as printed there")
     source = f"\n\n`{folder.name}/{words[0]}`: `{results.command}`"

@@ -28,8 +28,8 @@ def framed(axis: Axes, image: ImageLike, right: bool, width: float = 2.5) -> Non
     axis.spines[:].set(visible=True, color=RIGHT if right else WRONG, linewidth=width)
 
 
-def error_line(axis: Axes, places: Sequence[float], values: Sequence[Summary], color: str, label: str) -> None:
+def error_line(axis: Axes, x: Sequence[float], values: Sequence[Summary], color: str, label: str) -> None:
     """Draw a line through the means, with standard deviations as error bars."""
     spread = np.nan_to_num([value.std for value in values])
-    axis.errorbar(places, [value.mean for value in values], yerr=spread, marker="o", markersize=3, capsize=2,
+    axis.errorbar(x, [value.mean for value in values], yerr=spread, marker="o", markersize=3, capsize=2,
                   color=color, label=label)  # fmt: skip

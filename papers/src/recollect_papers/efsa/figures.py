@@ -114,14 +114,14 @@ def examples(axes: np.ndarray, shown: Sequence[tuple[str, str, Sequence[_Picture
 def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
     """Draw bars of recall, grouped by k and colored by name."""
     depths = list(next(iter(recalls.values())))
-    places, width = np.arange(len(depths)), 0.8 / len(recalls)
+    positions, width = np.arange(len(depths)), 0.8 / len(recalls)
     for number, ((name, values), color) in enumerate(zip(recalls.items(), plots.LINE_COLORS, strict=False)):
-        where = places + (number - (len(recalls) - 1) / 2) * width
+        where = positions + (number - (len(recalls) - 1) / 2) * width
         axis.bar(
             where, [values[k].mean for k in depths], width * 0.92, color=color, label=name, capsize=2,
             yerr=np.nan_to_num([values[k].std for k in depths]),
         )  # fmt: skip
-    axis.set_xticks(places, [f"R@{k}" for k in depths])
+    axis.set_xticks(positions, [f"R@{k}" for k in depths])
     axis.set_ylabel("text to image (%)")
     axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)

@@ -189,10 +189,10 @@ def _adapted(model: FeatureModel, pool: Pool, rows: Tensor, scores: Tensor, opti
     """Return cosines by the models adapted to each query."""
     adapted, parts = Episodes(FeatureDual(model), options), []
     for start in range(0, len(rows), _BATCH):
-        pictures, places = rows[start : start + _BATCH].unique(return_inverse=True)
+        pictures, inverse = rows[start : start + _BATCH].unique(return_inverse=True)
         wordings, numbers = number_texts([pool.captions[row] for row in pictures.tolist()])
         queries = tuple(EpisodeQuery(((text, 1.0),)) for text in pool.queries[start : start + _BATCH])
-        batch = EpisodeBatch(queries, pool.images[pictures], places, wordings, torch.tensor(numbers)[places])
+        batch = EpisodeBatch(queries, pool.images[pictures], inverse, wordings, torch.tensor(numbers)[inverse])
         parts.append(adapted.rerank(batch).scores)
     after = torch.cat(parts)
     return torch.where(after.isnan(), scores.double(), after)

@@ -38,18 +38,18 @@ def reword(text: str, words: Sequence[str], options: CaptionCorruption, generato
     """
     clauses = [clause.strip() for clause in " ".join(text.split()).split(",")]
     parts = ", ".join(_inverted(clause) for clause in reversed(clauses) if clause).split(" ")
-    content = [place for place, part in enumerate(parts) if part.strip(",.").lower() not in _KEPT]
+    content = [position for position, part in enumerate(parts) if part.strip(",.").lower() not in _KEPT]
     fate = generator.random(len(parts))
     other = generator.integers(max(1, len(words)), size=len(parts))
     words_out = []
     spared = content[int(generator.integers(len(content)))] if content else -1
-    for place, part in enumerate(parts):
-        if place == spared or place not in content:
+    for position, part in enumerate(parts):
+        if position == spared or position not in content:
             words_out.append(part)
-        elif fate[place] < options.dropped:
+        elif fate[position] < options.dropped:
             words_out += [","] if part.endswith(",") else []
-        elif fate[place] < options.dropped + options.wrong and words:
-            words_out.append(words[other[place]] + ("," if part.endswith(",") else ""))
+        elif fate[position] < options.dropped + options.wrong and words:
+            words_out.append(words[other[position]] + ("," if part.endswith(",") else ""))
         else:
             words_out.append(part)
     whole = " ".join(words_out).replace(" ,", ",").strip(", ")

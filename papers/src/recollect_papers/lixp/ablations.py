@@ -313,14 +313,14 @@ class AblatedContextObjective(ContextObjective):
         images = shard.gather(images.detach())
         rows = images[-len(self.stale) :]
         first = int(self.stale_count) + len(images) - len(rows)
-        places = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
-        self.stale[places] = rows.to(self.stale)
+        slots = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
+        self.stale[slots] = rows.to(self.stale)
         self.stale_count += len(images)
         ids, known = duplicate_ids, self.stale_duplicate_ids
         if ids is not None and (known is None or known.shape[1] != ids.shape[1]):
             self.stale_duplicate_ids = known = ids.new_full((len(self.stale), ids.shape[1]), _UNKNOWN)
         if known is not None:
-            known[places] = _UNKNOWN if ids is None else shard.gather(ids)[-len(rows) :]
+            known[slots] = _UNKNOWN if ids is None else shard.gather(ids)[-len(rows) :]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Allocate the duplicate ids of stale rows if the checkpoint has them."""
@@ -359,9 +359,9 @@ def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor
     chosen = torch.randperm(rows, generator=generator)[:size].sort().values
     if own is None:
         return chosen, None
-    place = torch.full((rows,), -1, dtype=torch.int64)
-    place[chosen] = torch.arange(size)
-    return chosen, place.to(own.device)[own]
+    position = torch.full((rows,), -1, dtype=torch.int64)
+    position[chosen] = torch.arange(size)
+    return chosen, position.to(own.device)[own]
 
 
 def _heads(

@@ -107,17 +107,17 @@ def _draw_3(found: Measurements) -> Figure:
     """Draw the gain over the baseline for each classifier (LIxP, Fig. 3), with error bars over paired seeds."""
     (plain, context), methods = found.context["pair"], found.context["methods"]
     figure, axes = plots.new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
-    axis, places, sets = axes[0, 0], np.arange(len(methods)), found.context["sets"]
+    axis, positions, sets = axes[0, 0], np.arange(len(methods)), found.context["sets"]
     gains = [
         found.paired({**few_shot(found, method), "arm": context}, {"arm": plain}, sets).summary() for method in methods
     ]
     bars = axis.bar(
-        places, [gain.mean for gain in gains], 0.74, yerr=[np.nan_to_num(gain.std) for gain in gains],
+        positions, [gain.mean for gain in gains], 0.74, yerr=[np.nan_to_num(gain.std) for gain in gains],
         color=plots.LINE_COLORS[1], capsize=2, label="SigLIxP",  # same color as in Figure 1
     )  # fmt: skip
     axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
     axis.axhline(0, color="0.3", linewidth=0.8)
-    axis.set_xticks(places, [plots.METHOD_NAMES.get(method, method) for method in methods])
+    axis.set_xticks(positions, [plots.METHOD_NAMES.get(method, method) for method in methods])
     axis.set_ylabel(f"gain at {found.context['shots']} shots (points)")
     axis.margins(y=0.15)
     frame = _frame(found)
@@ -199,8 +199,8 @@ def _draw_4(found: Measurements) -> Figure:
     for name, color in zip(("SigLIP", "SigLIxP"), plots.LINE_COLORS, strict=False):
         arms = [f"SigLIP + {length} x {name}" for length in POST_LENGTHS]
         points = [start, *(found.summary({"arm": arm, **few_shot(found, _TIP)}) for arm in arms)]
-        places = [steps * (1 + share) for share in (0.0, *POST_LENGTHS.values())]
-        error_line(axis, places, points, color, f"then {name}")
+        lengths = [steps * (1 + share) for share in (0.0, *POST_LENGTHS.values())]
+        error_line(axis, lengths, points, color, f"then {name}")
     axis.set_xlabel("steps")
     axis.set_ylabel(f"accuracy of Tip-Adapter, {shots} shots (%)")
     if start.count > 1:
@@ -261,10 +261,10 @@ def _draw_6(found: Measurements) -> Figure:
     shown = plots.colors_of(list(logs))
     figure, axes = plots.new_figure(columns=len(_LOGGED), width=3.0, height=2.6)
     for axis, (column, title) in zip(axes[0], _LOGGED.items(), strict=True):
-        for place, (name, frame) in enumerate(logs.items()):
+        for number, (name, frame) in enumerate(logs.items()):
             if column in frame:
                 # Later lines are thinner and dashed differently, so lines below stay visible.
-                width, dash = max(1.0, 3.2 - 1.1 * place), plots.DASHES[place % len(plots.DASHES)]
+                width, dash = max(1.0, 3.2 - 1.1 * number), plots.DASHES[number % len(plots.DASHES)]
                 axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
         axis.set_title(title)
         axis.set_xlabel("step")

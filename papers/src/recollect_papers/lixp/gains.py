@@ -75,7 +75,7 @@ def _apart(across: pd.Series, up: pd.Series) -> list[float]:
     """Return heights of point labels, moved up to avoid overlap."""
     heights, line = list(map(float, up)), 0.045 * float(np.ptp([0.0, *up]))
     for x in set(across):
-        column = sorted((place for place, each in enumerate(across) if each == x), key=lambda place: heights[place])
-        for below, place in itertools.pairwise(column):
-            heights[place] = max(heights[place], heights[below] + line)
+        column = sorted((point for point, each in enumerate(across) if each == x), key=lambda point: heights[point])
+        for below, point in itertools.pairwise(column):
+            heights[point] = max(heights[point], heights[below] + line)
     return heights

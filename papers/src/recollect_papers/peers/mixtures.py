@@ -144,7 +144,7 @@ def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOu
     found = np.empty((len(plan.rows), len(counts)))
     for start in range(0, len(plan.rows), _BLOCK):
         rows = plan.rows[start : start + _BLOCK]
-        own, places = labels[rows], np.arange(len(rows))
+        own, every = labels[rows], np.arange(len(rows))
         n, x = counts[own], turned[rows].astype(np.float64)
         delta, factor = x - rotated[own], n / (n - 1)
         trace = (total - factor * (delta**2).sum(axis=1)) / max(count - 2, 1)
@@ -158,11 +158,11 @@ def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOu
             return (other * spread) @ mean.T
 
         reach = quadratic(rotated, delta)  # only the mean of the example's own class changes
-        reach[places, own] = (mine * delta * spread).sum(axis=1)
+        reach[every, own] = (mine * delta * spread).sum(axis=1)
         linear = quadratic(rotated, x)
-        linear[places, own] = (mine * x * spread).sum(axis=1)
+        linear[every, own] = (mine * x * spread).sum(axis=1)
         square = spread @ (rotated**2).T
-        square[places, own] = (mine**2 * spread).sum(axis=1)
+        square[every, own] = (mine**2 * spread).sum(axis=1)
         linear += reach * (across / left)[:, None]
         square += reach**2 / left[:, None]
         found[start : start + _BLOCK] = width * (linear - 0.5 * square) - np.log(len(counts))

@@ -68,13 +68,13 @@ class Timo(Mixture):
         held = np.empty((len(shares), len(plan.rows), len(self.classes_)), dtype=support.dtype)
         near = np.empty((len(gammas), *held.shape[1:]), dtype=support.dtype)
         for learn, choose in plan.folds():
-            places, queries = np.searchsorted(plan.rows, choose), support[choose]
+            rows, queries = np.searchsorted(plan.rows, choose), support[choose]
             texts = self._fold_texts(support, labels, learn)
-            for place, share in enumerate(shares):
+            for number, share in enumerate(shares):
                 weights, bias = self._guided(texts, support[learn], labels[learn], share)
-                held[place, places] = queries @ weights.T + bias
-            for place, gamma in enumerate(gammas):
-                near[place, places] = queries @ self._weighed(texts, support[learn], labels[learn], gamma).T
+                held[number, rows] = queries @ weights.T + bias
+            for number, gamma in enumerate(gammas):
+                near[number, rows] = queries @ self._weighed(texts, support[learn], labels[learn], gamma).T
         own, best = plan.held_labels, (-1.0, gammas[0], shares[0])
         for gamma, extra in zip(gammas, near, strict=True):
             for share, base in zip(shares, held, strict=True):

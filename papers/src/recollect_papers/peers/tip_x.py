@@ -59,9 +59,9 @@ class TipX(EmbeddingClassifier):
         for start in range(0, len(support), block):
             rows = support[start : start + block]
             own = np.arange(len(rows)), np.arange(start, start + len(rows))
-            for place, matrix in enumerate((rows @ support.T, self._divergence(rows))):
+            for number, matrix in enumerate((rows @ support.T, self._divergence(rows))):
                 matrix[own] = matrix[own[0], own[1] - 1]  # replaces the pair of an example with itself
-                ends[place] = min(ends[place, 0], matrix.min()), max(ends[place, 1], matrix.max())
+                ends[number] = min(ends[number, 0], matrix.min()), max(ends[number, 1], matrix.max())
         (nearest, farthest), (low, high) = ends.tolist()
         return (nearest, farthest), (low, high)
 

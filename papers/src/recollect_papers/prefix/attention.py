@@ -92,8 +92,8 @@ def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> Atte
             words[word] += _bare(token)
             content[word] = True
     merged = np.zeros((len(weights), len(words)))
-    for place, word in enumerate(owner):
-        merged[:, word] += weights[:, place]
+    for position, word in enumerate(owner):
+        merged[:, word] += weights[:, position]
     return AttentionMap(text, prefix, tuple(words), merged, tuple(content))
 
 
@@ -103,13 +103,13 @@ def text_attention(encoder: TransformersEncoder, texts: Sequence[str], prefix: K
     Texts form one batch, padded to the longest. The encoder is not modified.
     """
     tokens = {name: ids.to(encoder.device) for name, ids in encoder.tokenize(texts, prefix).items()}
-    places = pooled_places(tokens["input_ids"], encoder.model.config)
+    pooled = pooled_places(tokens["input_ids"], encoder.model.config)
     with encoder._evaluating(), eager_attention(encoder.model.text_model):
         output = encoder.model.get_text_features(**tokens, output_attentions=True)
-    rows = torch.arange(len(places), device=places.device)
-    layers = tuple(layer[rows, :, places].float().cpu() for layer in output.attentions)
+    rows = torch.arange(len(pooled), device=pooled.device)
+    layers = tuple(layer[rows, :, pooled].float().cpu() for layer in output.attentions)
     words = tuple(tuple(encoder.tokenizer.convert_ids_to_tokens(row)) for row in tokens["input_ids"].tolist())
-    return TextAttention(words, places.cpu(), layers)
+    return TextAttention(words, pooled.cpu(), layers)
 
 
 def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"]:

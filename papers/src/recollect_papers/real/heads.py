@@ -97,7 +97,7 @@ def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
         rows = [row for row in found.rows("train").tolist() if found.captions[row]]
         images.append(found.images[rows])
         texts += [text for row in rows for text in found.captions[row]]
-        owner += [start + place for place, row in enumerate(rows) for _ in found.captions[row]]
+        owner += [start + offset for offset, row in enumerate(rows) for _ in found.captions[row]]
         start += len(rows)
     return FeaturePairs(torch.cat(images), data.texts(texts), torch.tensor(owner))
 

@@ -76,10 +76,10 @@ def retrieve_by_class(
             found = index.lookup(queries, k, by, "text", exclude=frozenset(exclude_ids) or None, exact=True)
             assert found.captions is not None
             hits_of = zip(found.ids.tolist(), found.scores.tolist(), found.captions.tolist(), strict=True)
-            for place, (ids, scores, captions) in enumerate(hits_of, start):
+            for query, (ids, scores, captions) in enumerate(hits_of, start):
                 for id, score, caption in zip(ids, scores, captions, strict=True):
                     if id:  # exclusions leave empty entries
-                        hit = (1.0 - score, place // len(templates), caption)
+                        hit = (1.0 - score, query // len(templates), caption)
                         best[id] = min(hit, best.get(id, hit))
             counter.advance(len(queries))
     hits: list[ClassHit] = []

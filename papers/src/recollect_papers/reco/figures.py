@@ -40,9 +40,9 @@ def diagram() -> Figure:
         axis.add_patch(Rectangle((4.2, 3.0), 5.5, 6.6, fill=False, edgecolor="0.6", linestyle="--"))
         axis.text(6.95, 9.8, "index", ha="center", fontsize=7, color="0.4")
         heights = (7.8, 5.7, 3.6)
-        for place, height in enumerate(heights):
-            _box(axis, 4.5, height, f"$v_{place + 1}$", _IMAGE, width=2.0, faint=read != "uni")
-            _box(axis, 7.4, height, f"$t_{place + 1}$", _TEXT, width=2.0, faint=read != "cross")
+        for number, height in enumerate(heights):
+            _box(axis, 4.5, height, f"$v_{number + 1}$", _IMAGE, width=2.0, faint=read != "uni")
+            _box(axis, 7.4, height, f"$t_{number + 1}$", _TEXT, width=2.0, faint=read != "cross")
         _box(axis, 4.9, 0.6, r"fusion $\varphi$", "0.35", width=3.4)
         target = 4.5 if search == "uni" else 7.4
         _arrow(axis, (1.6, 2.0), (target, 6.4), "compare", dashed=True, bend=-0.2)
@@ -88,14 +88,14 @@ def additional_training(
     figure, axes = new_figure(columns=3, width=3.5, height=3.25)
     left, middle, right = axes[0]
     alone = training["model alone"].mean
-    places = np.arange(len(training))
+    positions = np.arange(len(training))
     bars = left.barh(
-        places[::-1], [each.mean for each in training.values()],
+        positions[::-1], [each.mean for each in training.values()],
         xerr=np.nan_to_num([each.std for each in training.values()]),
         color=["0.6", *LINE_COLORS[1 : len(training) - 1], LINE_COLORS[0]], capsize=2,
     )  # fmt: skip
     left.bar_label(bars, [f"{each.mean:.1f}" for each in training.values()], fontsize=7, padding=3)
-    left.set_yticks(places[::-1], [name.replace(" and", "\nand") for name in training], fontsize=7)
+    left.set_yticks(positions[::-1], [name.replace(" and", "\nand") for name in training], fontsize=7)
     left.grid(axis="y", visible=False)
     left.margins(x=0.15)
     left.set_xlabel(f"top-1 (%), {what}")

@@ -248,7 +248,7 @@ class _Bench:
         def accuracy(each: FeatureSet, rows: np.ndarray) -> float:
             chosen = (encoder.embed_images(each.images[rows]) @ texts.T).argmax(1).tolist()
             right = [each.class_names[label] for label in each.labels[rows]]
-            return float(100 * np.mean([names[place] == name for place, name in zip(chosen, right, strict=True)]))
+            return float(100 * np.mean([names[best] == name for best, name in zip(chosen, right, strict=True)]))
 
         accuracies = []
         for name, each in sets.items():

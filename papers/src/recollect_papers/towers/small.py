@@ -282,8 +282,8 @@ class SmallEncoder(DualEncoder):
         """Return ids of known words, padded with 0; the prefix tokens of its kind precede each text."""
         rows = [row[: self.longest_text] for row in self._rows(texts, kinds)]
         ids = torch.zeros(len(rows), max(1, max(map(len, rows), default=0)), dtype=torch.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
         return {"input_ids": ids}
 
     @property

@@ -107,8 +107,8 @@ class GlyphWorld:
 
     def draw_characters(self, uniform: np.ndarray) -> np.ndarray:
         """Draw training characters from uniform numbers in (0, 1)."""
-        place = np.searchsorted(self._frequency, uniform)
-        return self.split["train"][place.clip(0, len(self.split["train"]) - 1)]
+        index = np.searchsorted(self._frequency, uniform)
+        return self.split["train"][index.clip(0, len(self.split["train"]) - 1)]
 
     def draw_masks(self, characters: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         """Draw a mask of each character in a training face."""
@@ -151,7 +151,7 @@ class GlyphWorld:
             words = []
             if draws[row, 0] < self.says_name:
                 name = self.name_words[character][:8]
-                name_words = [word for place, word in enumerate(name) if not dropped[row, place]]
+                name_words = [word for position, word in enumerate(name) if not dropped[row, position]]
                 words += [SYNONYMS.get(word, word) for word in name_words] if renamed[row] else name_words
             if draws[row, 1] < self.says_script:
                 words.append(SCRIPTS[scripts[row]][0])

@@ -136,9 +136,9 @@ class LatentWorld:
             if rest[row, 0] < self.says_coarse:
                 words.append(coarse_word(int(coarse[row]), int(rest[row, 1] * SYNONYM_COUNT)))
             words += [
-                attribute_word(int(group[row, place]), int(value[row, place]), int(synonym[row, place]))
-                for place in range(count)
-                if dropped[row, place] >= self.drops_attribute
+                attribute_word(int(group[row, number]), int(value[row, number]), int(synonym[row, number]))
+                for number in range(count)
+                if dropped[row, number] >= self.drops_attribute
             ]
             if rest[row, 2] < self.says_fine:
                 words.append(f"name{fine[row]}")

@@ -102,7 +102,7 @@ def background(key: int, indices: np.ndarray, edge: int, texture: float) -> Tens
     draws = uniforms(key, indices, 3)
     pool = _textures(edge)
     which = torch.from_numpy(integers(draws[:, 0], _TEXTURES))
-    left, top = (integers(draws[:, place], _MARGIN + 1) for place in (1, 2))
+    left, top = (integers(draws[:, column], _MARGIN + 1) for column in (1, 2))
     windows = pool.unfold(2, edge, 1).unfold(3, edge, 1).permute(0, 2, 3, 1, 4, 5)  # a view
     ground = windows[which, torch.from_numpy(top), torch.from_numpy(left)].float().div_(255)
     mean = ground.mean((2, 3), keepdim=True)

@@ -102,17 +102,17 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
     ground = shades(scenes.ground, derive_seed(key, "ground"), indices)
     canvas = ground[:, :, None, None].expand(-1, -1, world.edge, world.edge)
     x, y = places(scenes)
-    for place in range(3):
-        draws = uniforms(derive_seed(key, "jitter", place), indices, 4)
-        shade = shades(scenes.colors[:, place], derive_seed(key, "shade", place), indices)
-        edge = np.array(_SIZES)[scenes.sizes[:, place]]
+    for thing in range(3):
+        draws = uniforms(derive_seed(key, "jitter", thing), indices, 4)
+        shade = shades(scenes.colors[:, thing], derive_seed(key, "shade", thing), indices)
+        edge = np.array(_SIZES)[scenes.sizes[:, thing]]
         subject = Subject(
-            world.draw_masks(scenes.characters[:, place], draws[:, 0]),
-            x[:, place] + 0.06 * (2 * draws[:, 1] - 1),
-            y[:, place] + 0.06 * (2 * draws[:, 2] - 1),
+            world.draw_masks(scenes.characters[:, thing], draws[:, 0]),
+            x[:, thing] + 0.06 * (2 * draws[:, 1] - 1),
+            y[:, thing] + 0.06 * (2 * draws[:, 2] - 1),
             edge,
             rotated(draws[:, 3], nuisance),
-            (scenes.count > place).astype(np.float64),
+            (scenes.count > thing).astype(np.float64),
         )
         canvas = paint(canvas, subject, shade)
     return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
@@ -128,9 +128,9 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
     texts = []
     for row in range(len(scenes)):
         things = [
-            f"a {CHARACTER_SIZES[scenes.sizes[row, place]]} {COLOR_NAMES[scenes.colors[row, place]]} "
-            f"{names[scenes.characters[row, place]]}"
-            for place in range(scenes.count[row])
+            f"a {CHARACTER_SIZES[scenes.sizes[row, thing]]} {COLOR_NAMES[scenes.colors[row, thing]]} "
+            f"{names[scenes.characters[row, thing]]}"
+            for thing in range(scenes.count[row])
         ]
         other_way = turned is not None and bool(turned[row])
         clauses = [things[0]]
@@ -214,8 +214,8 @@ class HardScenes(GeneratedSource):
         scenes.colors[changed[0], 0] = _other(base.colors[changed[0], 0], base.ground[changed[0]], palette)
         scenes.sizes[changed[1], 0] = 1 - base.sizes[changed[1], 0]
         scenes.relation[changed[2]] = base.relation[changed[2]] ^ 1
-        place = np.searchsorted(self.pool, base.characters[changed[3], 1])
-        scenes.characters[changed[3], 1] = self.pool[(place + len(self.pool) // 2) % len(self.pool)]
+        index = np.searchsorted(self.pool, base.characters[changed[3], 1])
+        scenes.characters[changed[3], 1] = self.pool[(index + len(self.pool) // 2) % len(self.pool)]
         used = base.colors[changed[4]]
         ground = base.ground[changed[4]].copy()
         for row in range(len(ground)):
