@@ -1,5 +1,6 @@
 """`recollect serve FOLDER`: the page opens at once, fills during indexing and follows changes in the folder."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -146,6 +147,22 @@ def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
     assert {file.place for each in index for file in each.files} == {str(moved)}
     assert all(Path(file.path).is_file() for each in index for file in each.files)
     assert index.add(moved).unchanged == 30
+
+
+def test_a_renamed_folder_is_indexed_again_if_its_index_cannot_be_moved(photos, monkeypatch, capsys):
+    index = folders.open_folder(photos, Record(3, "color"), ColorEncoder())
+    index.add(photos)
+    renamed, rename = photos.rename(photos.parent / "renamed"), os.rename
+
+    def in_use(source, target):
+        if str(source) == index.address:
+            raise PermissionError(13, "used by another process")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", in_use)
+    again = folders.open_folder(renamed, Record(3, "color"))
+    assert (len(again), len(Index.open(index.address))) == (0, 30)
+    assert "another process" in capsys.readouterr().err
 
 
 def test_a_renamed_folder_keeps_its_indexes_for_all_models(photos, opened):

@@ -12,6 +12,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.paths import expanduser
+from recollect.core.progress import note
 from recollect.core.types import Encoder
 from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, filter_pictures
 from recollect.index import Index, IngestOptions, IngestReport, Record
@@ -141,7 +142,11 @@ def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
             source, prefix = moved
             for each in sorted(address.parent.glob(f"{prefix}*")):  # one index per version of the model
                 renamed = address.with_name(address.name + each.name.removeprefix(prefix))
-                os.rename(each, renamed)
+                try:
+                    os.rename(each, renamed)
+                except OSError as error:  # on Windows: open in another process
+                    note(f"{each}: cannot be reused for {folder} ({error.strerror}), so {folder} is indexed again")
+                    return
                 relocate_source(Index.open(renamed), source, name, folder.absolute())
             return
 
