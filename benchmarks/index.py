@@ -104,7 +104,7 @@ def measure(index: Index, options: Options) -> dict[str, float]:
     figures["recall on other queries"] = float((scores >= exact(queries[:300]).scores[:, -1:] - 1e-6).mean())
     figures["exact, one query (ms)"] = one_by_one(exact, queries[:30])
     figures["accelerated, one query (ms)"] = one_by_one(accelerated, queries[:300])
-    figures["exact, 1,000 at once (ms a query)"] = at_once(exact, queries)
+    figures["exact, 1,000 at once (ms per query)"] = at_once(exact, queries)
     files = [file for file in Path(index.address).rglob("*") if file.is_file()]
     figures["on disk (MB)"] = sum(file.stat().st_size for file in files) / 1e6
     return figures

@@ -237,11 +237,11 @@ def index_figures(options: Options, measured: Mapping[str, Any]) -> Figures:
         "on disk, bytes (scaled from the measured index)": vectors * found["on disk (MB)"] * 1e6 / before,
         "exact query, bytes read": vectors / 2,
         "exact query, FLOP": 2 * rows * width,
-        "exact query, milliseconds with a million rows (measured)": found["exact, one, processor (ms a query)"],
+        "exact query, milliseconds with a million rows (measured)": found["exact, one, processor (ms per query)"],
         "inverted file, cells read with a million rows (measured)": found["cells read"],
-        "exact query, seconds": found["exact, one, processor (ms a query)"] / 1e3 * larger,
+        "exact query, seconds": found["exact, one, processor (ms per query)"] / 1e3 * larger,
         "exact query, seconds each in batches of 300": (
-            found["exact, 300 at once, processor (ms a query)"] / 1e3 * larger
+            found["exact, 300 at once, processor (ms per query)"] / 1e3 * larger
         ),
         "inverted file, cells": cells,
         "inverted file, FLOP to build": built,

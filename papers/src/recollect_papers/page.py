@@ -3,7 +3,7 @@
 <!-- table lixp/table-4.json "4b" without="paper: .*" -->
 <!-- end -->
 gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
-in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
+in <!-- value bench/memory-1m.json "figures > index > exact, one (ms per query)" ".0f" -->53<!-- end --> ms
 """
 
 import re
