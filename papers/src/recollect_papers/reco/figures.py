@@ -107,7 +107,7 @@ def additional_training(
     _curves(right, reading)
     _log_ticks(right, list(next(iter(reading.values()))))
     right.set_xlabel("k in testing")
-    right.set_title("rows that are read")
+    right.set_title("number of rows read")
     for axis in (middle, right):
         axis.axhline(alone, color="0.5", linestyle=":", linewidth=1.2, label="model alone")
         axis.legend(frameon=False, fontsize=6.5)

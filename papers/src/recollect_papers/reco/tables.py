@@ -274,7 +274,7 @@ def figure_2(options: StudyOptions) -> StudyReport:
 TRAININGS: Mapping[str, FusionArm | None] = {
     _MODEL: None,
     "MLP, training pairs": FusionArm(FusionSettings(1, "mlp")),
-    "MLP, training pairs and what they find": FusionArm(FusionSettings(1, "mlp"), more=True),
+    "MLP, training pairs and retrieved pairs": FusionArm(FusionSettings(1, "mlp"), more=True),
     "RECO": RECO,
     READS: READING,
 }
