@@ -127,7 +127,7 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
 def main(options: Options) -> None:
     """Measure, print and write."""
     torch.set_num_threads(options.threads)
-    table = Table("towers", "episodes", "ms a query", "M products", "in products", "MiB at once", "ratio")
+    table = Table("towers", "episodes", "ms per query", "M products", "in products", "MiB at once", "ratio")
     measured = []
     for preset in options.presets:
         figures = measure(preset, options)

@@ -141,7 +141,7 @@ def serve(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str, floa
     for line in process.stdout:
         if found := re.search(r"page: (http://\S+)", line):
             return process, found[1].rstrip("/"), round(time.perf_counter() - start, 2)
-    raise SystemExit("the page did not start")
+    raise SystemExit("the server exited without printing the address of the page")
 
 
 def search(address: str, words: str) -> dict[str, Any]:

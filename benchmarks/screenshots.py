@@ -79,7 +79,7 @@ class Camera:
             if self.page.evaluate(script):
                 return
             self.page.wait_for_timeout(50)
-        raise SystemExit(f"never true: {script}")
+        raise SystemExit(f"timed out waiting for: {script}")
 
     def search(self, words: str) -> None:
         """Search by words."""

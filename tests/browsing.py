@@ -32,7 +32,7 @@ class Tab:
         """Poll until the script returns true. The page's CSP blocks playwright's own wait, which evaluates strings."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(script, given):
-            assert time.monotonic() < end, f"never true: {script} {given or ''}"
+            assert time.monotonic() < end, f"timed out waiting for: {script} {given or ''}"
             self.page.wait_for_timeout(20)
 
     def ready(self, seconds=60):

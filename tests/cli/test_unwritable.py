@@ -31,7 +31,7 @@ def test_an_unwritable_output_is_reported_first(words, capsys):
     line = capsys.readouterr().err.strip()
     assert line.startswith(f"error: {words.split()[-2]} /proc/none/x")
     assert "cannot be written there" in line
-    assert "Name another place." in line
+    assert "Choose another path." in line
     assert "\n" not in line
 
 

@@ -127,7 +127,7 @@ def test_a_folder_with_other_files_is_left_unchanged(small, tmp_path):
         with pytest.raises(UserError, match="not empty"):
             train(RECIPE, tmp_path, resume=resume, device="cpu", assemble=small.parts)
     for out in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "run"):
-        with pytest.raises(UserError, match="a file is in the place of this folder"):
+        with pytest.raises(UserError, match="a file has the name of this folder"):
             train(RECIPE, out, device="cpu", assemble=small.parts)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

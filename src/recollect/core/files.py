@@ -89,7 +89,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{path}: a file is in the place of this folder. Name another place.") from None
+        raise UserError(f"{path}: a file has the name of this folder or a parent. Choose another path.") from None
     for folder in missing:
         sync_folder(folder.parent)
 

@@ -122,12 +122,12 @@ def check_writable(path: str | Path | None, option: str, kind: Literal["new file
     place = place if os.path.isdir(place) else place.parent
     existing = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
     if not os.path.isdir(existing):
-        raise UserError(f"{option} {path}: {existing} is a file, not a folder. Name another place.")
+        raise UserError(f"{option} {path}: {existing} is a file, not a folder. Choose another path.")
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise UserError(f"{option} {path}: cannot be written there ({error.strerror}). Name another place.") from None
+        raise UserError(f"{option} {path}: cannot be written there ({error.strerror}). Choose another path.") from None
 
 
 def new_folder(path: str | Path, what: str) -> Path:

@@ -75,7 +75,7 @@ def open_pools(
     Raises:
         UserError: no data, no such source, or captions of a different source.
     """
-    refuse((not data, "no data. Name it with --data SOURCE ..."))
+    refuse((not data, "no data. Pass it with --data SOURCE ..."))
     choices = [None] * len(data) if captions is None else captions.split(",")
     if len(choices) == 1:
         choices *= len(data)

@@ -36,6 +36,6 @@ def test_local_copies_use_the_same_split_and_missing_sets_are_listed(tmp_path, m
     assert specs == (f"{tmp_path}/n?split=all", f"{tmp_path}/a.parquet?split=test",
                      f"{tmp_path}/v.parquet?domain=x&split=validation")  # fmt: skip
     assert len(left_out) == 6
-    assert any(reason.startswith("scicap: scicap: no copy on the hub is known") for reason in left_out)
+    assert any(reason.startswith("scicap: scicap: no known copy on the hub") for reason in left_out)
     with pytest.raises(UserError, match="coco"):
         captioned_specs("efsa-9")

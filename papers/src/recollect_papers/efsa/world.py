@@ -29,7 +29,7 @@ from recollect_papers.study import Scale, StudyOptions
 
 SCENES = "glyphs:scenes?turned=50"
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
-    "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: shows that it runs",
+    "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: a test run",
     "small": (
         "glyphs (drawn characters, not photographs) at 32 px: look-alike scenes and other scenes; base models with "
         "tiny towers, trained here on other scenes; the judge of RLCF is a base model of another seed, no larger"

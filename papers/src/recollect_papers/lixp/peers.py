@@ -62,7 +62,7 @@ TUNED = tuple(peer.method for peer in PEERS if peer.method in ("coop", "maple", 
 _READING = tuple(dict.fromkeys(peer.method for peer in PEERS if peer.method and peer.method not in TUNED))
 
 _WORLDS: Mapping[Scale, str] = {
-    "smoke": "glyphs (pictures of characters that training never saw), a few steps: shows that it runs",
+    "smoke": "glyphs (pictures of characters that training never saw), a few steps: a test run",
     "small": "glyphs (pictures of characters that training never saw), a ViT of 3 layers at 32 px",
     "full": "the paper's ViT-B/16 pair and its teacher ViT-L/16, trained on your data; its five sets or --suite's",
 }

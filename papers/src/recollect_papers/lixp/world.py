@@ -53,7 +53,7 @@ class LixpWorld:
 
 WITH_CONTEXT = {"SigLIP": "SigLIxP", "CLIP": "CLIxP"}
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
-    "smoke": "latents (vectors of latent factors, not images), a few steps: shows that it runs, not what it finds",
+    "smoke": "latents (vectors of latent factors, not images), a few steps: a test run without meaningful results",
     "small": "latents (vectors of latent factors, not images), linear towers, batch 512, 800 steps unless it says so",
     "full": "the paper's recipes on your data",
 }
@@ -64,7 +64,7 @@ def _shortened(recipe: Recipe, options: StudyOptions) -> Recipe:
         return replace(recipe, steps=max(6, recipe.steps // 100), batch_size=128, log_every=2)
     if options.scale == "full":
         if not options.data:
-            raise UserError("--scale full trains on your data. Name it with --data SOURCE ... (captions).")
+            raise UserError("--scale full trains on your data. Pass captioned sources with --data SOURCE ...")
         return replace(recipe, data=Data(sources=options.data))
     return recipe
 

@@ -21,7 +21,7 @@ PREFIXES: tuple[Kind, ...] = ("label", "caption")
 READINGS: dict[Kind | None, str] = {None: "N/A", "label": "label", "caption": "caption"}
 
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
-    "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
+    "smoke": "glyphs (pictures of characters), a few steps: a test run without meaningful results",
     "small": (
         "glyphs (pictures of characters): captions of any script in any style, half of them naming the character; "
         "labels are 200 classes of four scripts in one face on a plain ground (these play the part of IN-21K, and "

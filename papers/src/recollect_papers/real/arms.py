@@ -23,7 +23,7 @@ SMOKE_HEAD = HeadRecipe(width=16, hidden=32, batch=64, steps=10)
 
 def worlds(world: str) -> dict[Scale, str]:
     """Return the descriptions of a study on real pictures at all scales."""
-    return {"smoke": "made vectors: shows that it runs, not what it finds", "small": world, "full": world}
+    return {"smoke": "random vectors: a test run without meaningful results", "small": world, "full": world}
 
 
 def open_runner(options: StudyOptions, name: str, roles: Roles = ROLES, maps: bool = False) -> "ArmRunner":

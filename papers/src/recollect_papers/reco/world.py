@@ -32,7 +32,7 @@ from recollect_papers.runs import run_folder, train_once
 from recollect_papers.study import Scale, StudyOptions
 
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
-    "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
+    "smoke": "glyphs (pictures of characters), a few steps: a test run without meaningful results",
     "small": "glyphs (pictures of characters): pretraining on half of the characters, fusion training on these and on "
     "others, index of all, tasks on characters that neither training has seen, in held-out faces",
     "full": "the paper's models, or those that you name, on your data",

@@ -460,7 +460,7 @@ def _table_errors(where: str, files: Sequence[Path]) -> Iterator[None]:
             expected, line, count = cells.groups()
             what = f"line {line} has {counted(int(count), 'cell')}, and the lines above {expected}"
             raise UserError(f"{name}: {what}. Put double quotes around texts that contain the separator.") from error
-        raise UserError(f"{name}: damaged, cut short or not what its name says ({one_line(error)})") from error
+        raise UserError(f"{name}: damaged, truncated, or in another format ({one_line(error)})") from error
 
 
 def _is_damaged(file: Path) -> bool:

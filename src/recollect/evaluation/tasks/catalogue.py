@@ -140,7 +140,7 @@ def captioned_specs(
 def _captioned_address(row: Mapping[str, Any], place: str | None) -> str:
     """Return the address of a copy (default: on the hub), with the split that the paper searches."""
     if place is None and not row.get("hub"):
-        raise UserError(f"{row['set']}: no copy on the hub is known. Name your own: --copies {row['set']}=SOURCE")
+        raise UserError(f"{row['set']}: no known copy on the hub. Pass your own with --copies {row['set']}=SOURCE")
     place = place or row["hub"]["id"]
     return place if "split=" in place else f"{place}{'&' if '?' in place else '?'}split={row['split']}"
 
