@@ -201,7 +201,7 @@ def negatives(
         return
     generator = np.random.default_rng(0)
     for number in range(options.edited):
-        image, patch = (images[int(place)] for place in generator.choice(len(images), 2, replace=False))
+        image, patch = (images[int(row)] for row in generator.choice(len(images), 2, replace=False))
         width, height = image.size
         edge = max(3, round(0.05 * width))
         frames = [image.crop((edge + x, edge, width - edge + x, height - edge)) for x in (0, edge)]
@@ -239,10 +239,10 @@ def main() -> None:
             images = pictures(options, source)
             drawn = np.random.default_rng(1).permutation(len(images))[: options.edited].tolist()
             with progress(f"pairs of {source}", len(drawn), "pictures") as counter:
-                for place in drawn:
-                    prepared, phash = PreparedPicture(images[place]), int(phash_of(images[place]) or "0", 16)
+                for row in drawn:
+                    prepared, phash = PreparedPicture(images[row]), int(phash_of(images[row]) or "0", 16)
                     for name, edit in EDITS.items():
-                        edited = edit(images[place])
+                        edited = edit(images[row])
                         found[name].append(near_identical(prepared, PreparedPicture(edited)))
                         hashed.append((phash ^ int(phash_of(edited) or "0", 16)).bit_count() <= HASH_BITS)
                     counter.advance(1)

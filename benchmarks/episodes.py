@@ -72,13 +72,13 @@ def episode_batches(encoder: DualEncoder, options: Options) -> list[EpisodeBatch
     for start in range(0, options.queries, options.at_once):
         number = min(options.at_once, options.queries - start)
         found = np.stack([generator.choice(options.pool, options.k, replace=False) for _ in range(number)])
-        rows, places = np.unique(found, return_inverse=True)
+        rows, inverse = np.unique(found, return_inverse=True)
         pixels = torch.from_numpy(generator.normal(size=(len(rows), 3, size, size)).astype(np.float32))
         captions = tuple(" ".join(generator.choice(WORDS, options.words)) + f" {row}" for row in rows)
         texts = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
-        places = torch.from_numpy(places.reshape(found.shape))
+        inverse = torch.from_numpy(inverse.reshape(found.shape))
         queries = tuple(EpisodeQuery(((text, 1.0),)) for text in texts)
-        batches.append(EpisodeBatch(queries, pixels, places, captions, places.clone()))
+        batches.append(EpisodeBatch(queries, pixels, inverse, captions, inverse.clone()))
     return batches
 
 

@@ -173,8 +173,8 @@ def _refits(options: Options, targets: RidgeTargets, plan: HoldOut, model: ProKe
         return scipy.linalg.cho_factor(matrix, check_finite=False)
 
     def refit(row: int, ridge: float) -> tuple[np.ndarray, ...]:
-        own, place = features[row], every[row : row + 1]
-        known = targets.one_hot(place), targets.similarity(place)
+        own, index = features[row], every[row : row + 1]
+        known = targets.one_hot(index), targets.similarity(index)
         sums = np.concatenate([a - np.outer(own, y) for a, y in zip(inside, known, strict=True)], axis=1)
         return own @ scipy.linalg.cho_solve(factor(ridge, own), sums, check_finite=False)
 

@@ -170,18 +170,18 @@ def processor_seconds(process: int) -> float:
 def renderers(parent: int) -> list[int]:
     """Return the browser's renderer processes among the descendants of ``parent``."""
     processes, family = [], {parent}
-    for place in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(9)):
-        if not place.name.isdigit():
+    for entry in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(9)):
+        if not entry.name.isdigit():
             continue
         try:
-            above = int(place.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
-            line = place.joinpath("cmdline").read_bytes()
+            above = int(entry.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
+            line = entry.joinpath("cmdline").read_bytes()
         except OSError:
             continue
         if above in family:
-            family.add(int(place.name))
+            family.add(int(entry.name))
             if b"--type=renderer" in line:
-                processes.append(int(place.name))
+                processes.append(int(entry.name))
     return processes
 
 

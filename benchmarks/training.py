@@ -57,13 +57,13 @@ def best_seconds(works: Sequence[Callable[[], object]], device: torch.device, re
     clock = time.process_time if single else time.perf_counter
     best = [math.inf] * len(works)
     for turn in range(repeats + 1):
-        for place, work in enumerate(works):
+        for number, work in enumerate(works):
             start = clock()
             work()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:
-                best[place] = min(best[place], clock() - start)
+                best[number] = min(best[number], clock() - start)
     return best
 
 
