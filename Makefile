@@ -82,7 +82,7 @@ matrix:
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
-	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,index,milvus,starter,web]' --editable ./papers \
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,index,milvus,onnx,starter,web]' --editable ./papers \
 	  beartype build grimp hypothesis pytest pytest-xdist sentence-transformers setuptools
 	.venv-lowest/bin/pytest -n $(WORKERS) --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
 
