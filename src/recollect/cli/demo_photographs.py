@@ -14,7 +14,7 @@ _SIDE = 320
 _AREA_SHARES = (0.35, 0.9)
 _MAX_ROTATION = 12  # degrees
 
-QUERIES = ("a cat", "a rocket at night", "a cup of coffee", "an astronaut")
+QUERIES = ("a cat", "a rocket at night", "a cup of coffee", "a person with a helmet")
 
 PHOTOGRAPHS = (
     # file in scikit-image's data folder, content, source and license according to scikit-image's documentation
