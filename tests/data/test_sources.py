@@ -176,6 +176,20 @@ def test_text_files_next_to_pictures_are_captions(make):
     assert open_source(str(root), split="train").kind == "label"
 
 
+def test_an_unreadable_caption_file_leaves_its_picture_without_captions(make, monkeypatch):
+    root, read = make.pictures(["a.png", "b.png"]), Path.read_bytes
+    for name in ("a", "b"):
+        (root / f"{name}.txt").write_text("a cat", "utf-8")
+
+    def read_bytes(path):
+        if path.name == "b.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)  # the tests may run as root, who may read everything
+    assert [sample.texts for sample in open_source(str(root), keep_textless=True)] == [("a cat",), ()]
+
+
 @pytest.mark.parametrize("content", ["0 0.5 0.5 0.25 0.25\n", "one long document\n" * 300, ""])
 def test_other_text_files_next_to_pictures_are_ignored(make, content):
     root = make.pictures(["a.png", "b.png"])

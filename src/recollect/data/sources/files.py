@@ -172,11 +172,12 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
         splits = _pictures_by_metadata(groups, described, folder)
     else:
         splits = _pictures_by_folder(groups, len(listed), captions)
-    return splits, Origin(folder.name, (*pictures, *described, *captions.values()), folder, listed)
+    read = [file for file, _ in captions.values()]
+    return splits, Origin(folder.name, (*pictures, *described, *read), folder, listed)
 
 
-def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str, Path]:
-    """Map absolute picture paths to their caption files (``photo.jpg``, ``photo.txt``); empty if most have none.
+def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str, tuple[Path, str]]:
+    """Map absolute picture paths to caption file and text (``photo.jpg``, ``photo.txt``); empty if most have none.
 
     Long text files are treated as documents, and files without letters as bounding boxes (YOLO).
     """
@@ -184,16 +185,17 @@ def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str,
     if not texts:
         return {}
     found = {os.path.abspath(each): file for each in pictures if (file := texts.get(each.with_suffix("")))}
-    found = {picture: file for picture, file in found.items() if _is_caption(file)}
-    return found if 2 * len(found) >= len(pictures) else {}
+    captions = {picture: (file, text) for picture, file in found.items() if (text := _caption_text(file))}
+    return captions if 2 * len(captions) >= len(pictures) else {}
 
 
-def _is_caption(file: Path) -> bool:
-    return file.stat().st_size <= _MAX_CAPTION_BYTES and any(map(str.isalpha, _sidecar_text(file)))
-
-
-def _sidecar_text(file: Path) -> str:
-    return file.read_bytes().decode("utf-8-sig", errors="replace")
+def _caption_text(file: Path) -> str:
+    """Return the text of a caption file; empty if it is unreadable or no caption."""
+    text = ""
+    with suppress(OSError):  # no permission, or deleted meanwhile
+        if file.stat().st_size <= _MAX_CAPTION_BYTES:
+            text = file.read_bytes().decode("utf-8-sig", errors="replace")
+    return text if any(map(str.isalpha, text)) else ""
 
 
 def _pictures_by_metadata(
@@ -253,7 +255,7 @@ def _unify_types(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
 
 
 def _pictures_by_folder(
-    groups: Mapping[str, list[str]], listed: int, captions: Mapping[str, Path]
+    groups: Mapping[str, list[str]], listed: int, captions: Mapping[str, tuple[Path, str]]
 ) -> dict[str, datasets.Dataset]:
     """Build the tables that ``imagefolder`` of ``datasets`` builds, which takes minutes for a million pictures.
 
@@ -285,7 +287,7 @@ def _pictures_by_folder(
         columns = {"image": files}
         if labeled:
             columns["label"] = pa.array([number[os.path.basename(os.path.dirname(path))] for path in some], pa.int64())
-        written = [_sidecar_text(captions[path]) if path in captions else "" for path in some] if captions else []
+        written = [captions[path][1] if path in captions else "" for path in some] if captions else []
         if captions:
             columns["txt"] = pa.array(written, pa.string())
         table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
