@@ -12,8 +12,8 @@ from pictures import encoded
 from recollect.core.errors import UserError
 from recollect.core.files import move_file
 from recollect.index import Index, transfer
-from recollect.index.picture import TRASH
-from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures
+from recollect.index.picture import TRASH, File
+from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, path_before_trash
 
 
 @pytest.fixture
@@ -212,3 +212,9 @@ def test_moving_a_missing_file_creates_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         move_file(tmp_path / "boat.jpg", tmp_path / "moved.jpg")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["../../autostart/a.jpg", "/etc/a.jpg"])
+def test_a_hostile_key_restores_no_file_outside_its_source(key):
+    file = File("table", key, path=f"/photos/{TRASH}/a.jpg", place="/photos")
+    assert path_before_trash(file) == Path("/photos/a.jpg")
