@@ -11,7 +11,8 @@ from colors import COLORS, ColorEncoder, shade
 from pictures import encoded
 from recollect.core.errors import UserError
 from recollect.core.files import move_file
-from recollect.index import Index, transfer
+from recollect.index import Index, Rows, transfer
+from recollect.index.changes import relocate_source
 from recollect.index.picture import TRASH, File
 from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, path_before_trash
 
@@ -218,3 +219,11 @@ def test_moving_a_missing_file_creates_nothing(tmp_path):
 def test_a_hostile_key_restores_no_file_outside_its_source(key):
     file = File("table", key, path=f"/photos/{TRASH}/a.jpg", place="/photos")
     assert path_before_trash(file) == Path("/photos/a.jpg")
+
+
+def test_a_hostile_key_leads_to_no_file_outside_a_moved_folder(tmp_path):
+    index = Index.create(tmp_path / "index", width=1, model="none")
+    file = File("photos", "../secret.jpg", path="/elsewhere/a.jpg", place="/photos")
+    index.insert(Rows(ids=["a"], image_vectors=[[1.0]], files=[(file,)]))
+    relocate_source(index, "photos", "renamed", tmp_path / "renamed")
+    assert index[0].files[0].path == "/elsewhere/a.jpg"

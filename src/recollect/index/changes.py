@@ -104,7 +104,7 @@ def relocate_source(index: Any, source: str, name: str, folder: Path) -> None:
 
     def moved(file: File) -> str:
         path = Path(file.path)
-        if not file.path or path.exists():  # not a file, or moved elsewhere by the user
+        if not file.path or path.exists() or not file.key_stays_inside:  # not a file, or moved elsewhere by the user
             return file.path
         inside = path.is_relative_to(file.place)  # false below a symbolic link, since paths are resolved
         return str((folder / (path.relative_to(file.place) if inside else file.key)).resolve())

@@ -59,6 +59,11 @@ class File:
         return Path(self.place).name if folder == "." else folder
 
     @property
+    def key_stays_inside(self) -> bool:
+        """Whether the key, as a path, cannot leave the source's folder. A downloaded table chooses its keys."""
+        return not Path(self.key).is_absolute() and ".." not in Path(self.key).parts
+
+    @property
     def in_trash(self) -> bool:
         """Whether the file exists in a trash folder."""
         path = Path(self.path)

@@ -144,8 +144,7 @@ def path_before_trash(file: File) -> Path:
     """Return where a file in the trash was before; at the top level of its source if the subfolder is not known."""
     path, place = Path(file.path), Path(file.place)
     top, key = path.parent.parent, Path(file.key)
-    inside = not key.is_absolute() and ".." not in key.parts  # a downloaded table chooses its keys
-    is_path = top == place and inside and key.suffix == path.suffix  # a key may also be an id
+    is_path = top == place and file.key_stays_inside and key.suffix == path.suffix  # a key may also be an id
     return place / key if is_path else top / path.name
 
 
