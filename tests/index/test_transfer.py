@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from colors import COLORS, ColorEncoder, shade
@@ -224,6 +225,6 @@ def test_a_hostile_key_restores_no_file_outside_its_source(key):
 def test_a_hostile_key_leads_to_no_file_outside_a_moved_folder(tmp_path):
     index = Index.create(tmp_path / "index", width=1, model="none")
     file = File("photos", "../secret.jpg", path="/elsewhere/a.jpg", place="/photos")
-    index.insert(Rows(ids=["a"], image_vectors=[[1.0]], files=[(file,)]))
+    index.insert(Rows(ids=["a"], image_vectors=np.ones((1, 1), np.float32), files=[(file,)]))
     relocate_source(index, "photos", "renamed", tmp_path / "renamed")
     assert index[0].files[0].path == "/elsewhere/a.jpg"
