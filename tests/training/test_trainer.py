@@ -58,6 +58,25 @@ def test_the_saved_model_is_the_average_also_after_a_resume(small, tmp_path, cut
     assert all(torch.equal(mean[name], again[name]) for name in mean)
 
 
+def test_the_statistics_of_batch_norms_are_averaged_like_the_weights(small, tmp_path):
+    model, seen = small.Model(), []
+    model.image[1] = torch.nn.BatchNorm1d(8)
+
+    def parts(recipe, place, saved_model):
+        return replace(small.parts(recipe, place, saved_model), model=model)
+
+    def remember(*_):
+        seen.append(model.image[1].running_mean.clone())
+
+    place = train(replace(RECIPE, average=0.5), tmp_path, device="cpu", assemble=small.watched(remember, parts))
+    remember()
+    expected = seen[0]
+    for step, after in enumerate(seen[1:], 1):
+        expected = expected.lerp(after, 1 - min(0.5, (1 + step) / (10 + step)))
+    torch.testing.assert_close(weights(place)["image.1.running_mean"], expected)
+    assert not torch.allclose(seen[-1], expected)
+
+
 @pytest.mark.parametrize(("step", "stays"), [(0, False), (4, True)])
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(small, tmp_path, step, stays):
     gone_at = small.failing(step, UserError("0.jpg: no such file"))

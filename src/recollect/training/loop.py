@@ -191,8 +191,14 @@ class _Run:
         self.state = State(loss_scale=(scale.factor, scale.good), data=parts.data)
         self.averages = None
         if recipe.average is not None:
-            learning = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-            self.averages = Averages(learning, recipe.average)
+            averaged: dict[str, torch.Tensor] = {
+                name: value for name, value in self.model.named_parameters() if value.requires_grad
+            }
+            # batch norm's statistics must fit the averaged weights
+            averaged |= {
+                name: value for name, value in self.model.named_buffers() if name.endswith(("running_mean", "running_var"))
+            }
+            self.averages = Averages(averaged, recipe.average)
         if last:
             restored = checkpoints.restore(last, self.objective, self.optimizer, self.averages)
             self.state = replace(restored, data=parts.data)

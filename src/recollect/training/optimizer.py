@@ -71,23 +71,23 @@ def parameters(optimizer: AdamW) -> dict[str, nn.Parameter]:
 
 
 class Averages:
-    """Exponential moving average of parameters (EMA), in float32; often gives better embeddings than the last weights.
+    """Exponential moving average of weights (EMA), in float32; often gives better embeddings than the last weights.
 
     Args:
-        parameters: parameters, by name.
+        weights: parameters and running statistics, by name.
         decay: maximum decay; step t uses at most (1 + t) / (10 + t), which discounts the initial weights.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
-        self.parameters, self.decay = dict(parameters), decay
-        self.means = {name: parameter.detach().float().clone() for name, parameter in self.parameters.items()}
+    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        self.weights, self.decay = dict(weights), decay
+        self.means = {name: weight.detach().float().clone() for name, weight in self.weights.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the means after step ``step`` (counted from 1)."""
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         for name, mean in self.means.items():
-            mean.lerp_(self.parameters[name].detach().float(), share)
+            mean.lerp_(self.weights[name].detach().float(), share)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the means, by name, for a checkpoint."""
@@ -103,7 +103,7 @@ class Averages:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Swap the means into the model while the block runs."""
-        last = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        last = {name: weight.detach().clone() for name, weight in self.weights.items()}
         try:
             self._set(self.means)
             yield
@@ -112,5 +112,5 @@ class Averages:
 
     @torch.no_grad()
     def _set(self, values: Mapping[str, Tensor]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(values[name])
+        for name, weight in self.weights.items():
+            weight.copy_(values[name])
