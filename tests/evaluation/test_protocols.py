@@ -41,6 +41,20 @@ def test_each_protocol_returns_its_named_figures(name, pictures):
     assert all(0 <= value <= 100 for value in figures.values())
 
 
+@pytest.mark.parametrize("name", ["zero-shot", "few-shot", "retrieval"])
+def test_a_model_with_prefixes_reads_texts_as_captions_as_evaluate_does(name, pictures):
+    class Prefixed(HashEncoder):
+        def embed_texts(self, texts, prefix=None):
+            read.append(prefix)
+            return super().embed_texts(texts, prefix)
+
+    (task,), read = PROTOCOLS[name].open(pictures), []
+    encoder = Prefixed(width=16)
+    encoder.prefixes = {"caption": ("<|caption|>",), "label": ("<|label|>",)}
+    PROTOCOLS[name].figures(encoder, task)
+    assert set(read) == {"caption"}
+
+
 def test_classes_with_too_few_examples_are_left_out_and_listed(pictures, capfd):
     lines, few = Path(pictures).read_text().splitlines(), Path(pictures).with_name("few.csv")
     few.write_text("\n".join([*lines, "1.png,emu,emu,train", "3.png,emu,emu,test"]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from recollect.core.types import Encoder
+from recollect.core.types import Encoder, caption_prefix
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.few_shot_protocol import Protocol
 from recollect.evaluation.probe import linear_probe
@@ -53,16 +53,22 @@ def _recall(row: ResultRow) -> str | None:
 
 PROTOCOLS: Mapping[str, Measurement] = {
     "zero-shot": Measurement(
-        lambda spec: open_tasks((spec,), "zero-shot").tasks, partial(zero_shot, model=""), lambda row: row["metric"]
+        lambda spec: open_tasks((spec,), "zero-shot").tasks,
+        lambda encoder, task: zero_shot(encoder, task, model="", prefix=caption_prefix(encoder)),
+        lambda row: row["metric"],
     ),
     "few-shot": Measurement(
         _with_examples,
-        lambda encoder, task: few_shot(encoder, task, _EXAMPLES, model=""),
+        lambda encoder, task: few_shot(encoder, task, _EXAMPLES, model="", prefix=caption_prefix(encoder)),
         lambda row: f"{row['method']} {row['shots']} shots",
     ),
     "probe": Measurement(
         lambda spec: open_tasks((spec,), "few-shot").tasks, partial(linear_probe, model=""), lambda row: row["metric"]
     ),
-    "retrieval": Measurement(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
+    "retrieval": Measurement(
+        lambda spec: [retrieval_task(spec)],
+        lambda encoder, task: retrieval(encoder, task, model="", prefix=caption_prefix(encoder)),
+        _recall,
+    ),
 }
 """Protocols by name. Add yours here."""

@@ -196,7 +196,9 @@ class _Run:
             }
             # batch norm's statistics must fit the averaged weights
             averaged |= {
-                name: value for name, value in self.model.named_buffers() if name.endswith(("running_mean", "running_var"))
+                name: value
+                for name, value in self.model.named_buffers()
+                if name.endswith(("running_mean", "running_var"))
             }
             self.averages = Averages(averaged, recipe.average)
         if last:
