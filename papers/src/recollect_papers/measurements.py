@@ -39,9 +39,12 @@ class Paired:
         return float(stats.ttest_1samp(means, 0.0).pvalue) if varies else float("nan")
 
     def tests(self) -> str:
-        """Describe both tests; the test over seeds only if there are several."""
-        words = f"over sets, Wilcoxon p = {self.over_places_p():.2g}"
-        return words if np.isnan(p := self.over_seeds_p()) else f"{words}; over seeds, t-test p = {p:.2g}"
+        """Describe both tests."""
+        return f"over sets, Wilcoxon p = {self.over_places_p():.2g}{self.over_seeds()}"
+
+    def over_seeds(self) -> str:
+        """Describe the test over seeds, in words to append; "" if it does not apply."""
+        return "" if np.isnan(p := self.over_seeds_p()) else f"; over seeds, t-test p = {p:.2g}"
 
     def _by_seed(self) -> np.ndarray:
         return np.mean(list(self.gains.values()), axis=0)

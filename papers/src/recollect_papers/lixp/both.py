@@ -114,9 +114,8 @@ def _form(found: Measurements) -> TablesAndNotes:
     for other in (HEAD, LIT):
         at: FigureAddress = {"measure": "few-shot", "part": "testing", "arm": chosen, "shots": SHOT_NAMES}
         gain = found.paired(at, {"arm": other}, sets)
-        p = gain.over_seeds_p()
-        words = f"the chosen over {other}, few-shot: {gain.summary().signed()}, up on {gain.up()} of {len(sets)} sets"
-        notes.append(words if math.isnan(p) else f"{words}; over seeds, t-test p = {p:.2g}")
+        up = f"up on {gain.up()} of {len(sets)} sets{gain.over_seeds()}"
+        notes.append(f"the chosen over {other}, few-shot: {gain.summary().signed()}, {up}")
         gain = found.paired({"measure": "R@10", "part": "testing", "arm": chosen}, {"arm": other}, pools)
         notes.append(f"the chosen over {other}, R@10: {gain.summary().signed()}")
     table = TableForm("One vector for examples and words", ("picture's vector", ""), rows,

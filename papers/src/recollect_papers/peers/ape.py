@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, unit_or_zero
@@ -14,7 +15,6 @@ from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_b
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
-from recollect_papers.peers.tip_x import log_softmax
 from recollect_papers.peers.trained import make_generator, tensors
 
 SHARE, SIMILARITY_WEIGHT = 500 / 1024, 0.7
@@ -105,7 +105,8 @@ class ApeClassifier(EmbeddingClassifier):
 
     def _divergence(self, labels: np.ndarray) -> np.ndarray:
         """Return ``KL(one-hot label | softmax(F'W'))`` in bits, ``-log2 p_label``: (examples,)."""
-        logs = log_softmax(self.keys_ @ unit_or_zero(self.texts_[:, self.channels_]).T)
+        cosines = self.keys_ @ unit_or_zero(self.texts_[:, self.channels_]).T
+        logs = log_softmax(cosines.astype(np.float64), axis=1)
         return -logs[np.arange(len(labels)), labels] / np.log(2)
 
     def _chosen(self) -> dict[str, Any]:

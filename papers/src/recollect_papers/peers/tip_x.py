@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.holdout import MAX_TUNING_ROWS, HoldOut
@@ -14,13 +15,6 @@ from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_b
 
 TIP_X_SCALE = 2.0
 """Inverse temperature of TIP-X's zero-shot distributions in the public code."""
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the row-wise log-softmax in double precision."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    shifted = shifted.astype(np.float64, copy=False)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 @dataclass(eq=False, repr=False)
@@ -48,10 +42,14 @@ class TipX(EmbeddingClassifier):
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.support_, self.labels_ = support, labels
-        self._logs = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
+        self._logs = self._guesses(support)
         self._class_logs = class_sums(torch.from_numpy(self._logs), labels, len(self.classes_)).numpy()
         self._cosines, self._divergences = self._ranges(support)
         self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
+
+    def _guesses(self, rows: np.ndarray) -> np.ndarray:
+        """Return the logarithms ``log P`` of zero-shot distributions: float64 (rows, classes)."""
+        return log_softmax((TIP_X_SCALE * rows @ self.texts_.T).astype(np.float64), axis=1)
 
     def _ranges(self, support: np.ndarray, block: int = 128) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the ranges of cosines and divergences between examples, blockwise (all pairs of 32,000 take 12 GB)."""
@@ -111,7 +109,7 @@ class TipX(EmbeddingClassifier):
     def _likeness_sums(self, queries: np.ndarray) -> np.ndarray:
         """Return sums of ``-psi(KL)`` per class (queries, classes); KL is linear in ``log P_F``, and psi is linear."""
         counts = np.bincount(self.labels_)
-        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        left = self._guesses(queries)
         weights = np.exp(left)
         divergence = (weights * left).sum(axis=1, keepdims=True) * counts - weights @ self._class_logs.T
         return self._psi(divergence, counts).astype(queries.dtype)
@@ -124,7 +122,7 @@ class TipX(EmbeddingClassifier):
 
     def _divergence(self, queries: np.ndarray) -> np.ndarray:
         """Return ``KL(P_f || P_F)`` of queries and examples: float64 (queries, examples)."""
-        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        left = self._guesses(queries)
         weights = np.exp(left)
         return (weights * left).sum(axis=1, keepdims=True) - weights @ self._logs.T
 

@@ -10,7 +10,6 @@ captions alone, the number chosen in ``lixp/real``.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -166,10 +165,9 @@ def _form(found: Measurements) -> TablesAndNotes:
         compared.append(Row((title,), at, over=base))
         for measure, places in (("zero-shot", foreign), ("R@10", pools)):
             gain = found.paired({**at, "measure": measure}, base, places)
-            p = gain.over_seeds_p()
-            if not np.isnan(p):
+            if tested := gain.over_seeds():
                 what = "by name, foreign sets" if measure == "zero-shot" else measure
-                notes.append(f"{title}, {what}: {gain.summary().signed()}; over seeds, t-test p = {p:.2g}")
+                notes.append(f"{title}, {what}: {gain.summary().signed()}{tested}")
     return [
         TableForm("Captions and labels together", ("training", "reading"), rows, columns).fill(found),
         TableForm("Differences, paired by seed", ("difference",), compared, gains, notes=tuple(notes)).fill(found),
