@@ -85,14 +85,12 @@ class Tab:
             count,
         )
 
-    def shows(self, word, count=6):
-        self.wait(
-            "([word, count]) => { const t = [...document.querySelectorAll('.tile:not([hidden])')].map(t => "
-            "[t.getBoundingClientRect(), t]).sort((a, b) => a[0].y - b[0].y || a[0].x - b[0].x).slice(0, count); "
-            "return t.length === count && t.every(([, t]) => "
-            "t.querySelector('.caption').textContent.includes(word)); }",
-            [word, count],
-        )
+    def shows(self, word, count=6, seconds=60):
+        """Wait until each of the first tiles has a caption with the word."""
+        end = time.monotonic() + seconds
+        while sum(word in caption for caption in self.captions(count)) < count:
+            assert time.monotonic() < end, f"timed out waiting for {word}: {self.captions(count)}"
+            self.page.wait_for_timeout(20)
 
     def panel(self):
         """Open the class panel, which starts hidden on a phone."""

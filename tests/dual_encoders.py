@@ -5,25 +5,14 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    CLIPConfig,
-    CLIPModel,
-    CLIPProcessor,
-    VisionTextDualEncoderConfig,
-    VisionTextDualEncoderModel,
-    VisionTextDualEncoderProcessor,
-    ViTConfig,
-)
 
+from models.conftest import MAKERS
 from recollect.core.types import Sample, Source
-from recollect.data.transforms import ImageTransform
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, number_texts
 from recollect.index.source import source_index
-from recollect.models import TransformersEncoder, build_model
-from recollect.models.tokenizers import train_unigram
+from recollect.models import TransformersEncoder
 from recollect.models.transformers.encoder import quiet
-from recollect.models.transformers.processors import processor_of
+from recollect.models.transformers.processors import transform_of
 
 WORDS = "red green blue small large snowman umbrella queen left right of a above the river bridge tree car"
 
@@ -33,53 +22,24 @@ def sentences(number, seed=0):
     return [" ".join(generator.choice(WORDS.split(), size=generator.integers(2, 8))) for _ in range(number)]
 
 
-def _tower(layers=2):
-    return {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
-
-
-def _clip():
-    tokenizer = train_unigram(sentences(80), 330, 32)
-    special = {"bos_token_id": 1, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    text = _tower() | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 32}
-    config = CLIPConfig(
-        text_config=text, vision_config=_tower() | {"image_size": 16, "patch_size": 4}, projection_dim=20
-    )
-    transform = ImageTransform(size=16)
-    return TransformersEncoder(CLIPModel(config), CLIPProcessor(processor_of(transform), tokenizer), transform)
-
-
-def _vit_bert():
-    tokenizer = train_unigram(sentences(80), 330, 32)
-    image = ViTConfig(**_tower(), image_size=16, patch_size=4)
-    text = BertConfig(**_tower(), vocab_size=len(tokenizer), max_position_embeddings=32)
-    config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=20)
-    transform = ImageTransform(size=16)
-    processor = VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
-    return TransformersEncoder(VisionTextDualEncoderModel(config), processor, transform)
-
-
-def _siglip():
-    return build_model("tiny", texts=sentences(80))
-
-
-MAKERS = {"clip": _clip, "vit_bert": _vit_bert, "siglip": _siglip}
-
-
 @pytest.fixture(scope="session")
 def make_encoder():
-    encoders = {}  # one per family, since each trains a tokenizer
+    """Return a function that copies a small random encoder, by family and seed."""
+    encoders = {}
 
-    def make(family):
-        if family not in encoders:
+    def make(family, seed=7):
+        if (family, seed) not in encoders:
             with quiet(), torch.random.fork_rng():
-                torch.manual_seed(7)
-                encoders[family] = MAKERS[family]().eval()
-        return copy.deepcopy(encoders[family])
+                torch.manual_seed(seed)
+                model, processor = MAKERS[family]()
+            transform = transform_of(processor.image_processor, model.config, family)
+            encoders[family, seed] = TransformersEncoder(model.eval(), processor, transform)
+        return copy.deepcopy(encoders[family, seed])
 
     return make
 
 
-@pytest.fixture(params=list(MAKERS))
+@pytest.fixture(params=["clip", "vit_bert", "siglip"])
 def family(request):
     return request.param
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -46,16 +45,6 @@ sys.exit(status)
 """
 
 
-@dataclass(frozen=True)
-class FinishedCommand:
-    """A finished command: its words as printed, exit status and output."""
-
-    words: tuple[str, ...]
-    status: int
-    out: str
-    error: str
-
-
 def shortened(words: Sequence[str]) -> list[str]:
     """Return the command with small values."""
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in SMALL_VALUES), None)
@@ -78,8 +67,8 @@ def remove_old_output(words: Sequence[str]) -> None:
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
 
 
-def command(words: Sequence[str], folder: str | Path = ".") -> FinishedCommand:
-    """Run one `recollect` command in this process."""
+def command(words: Sequence[str], folder: str | Path = ".") -> tuple[int, str, str]:
+    """Run one `recollect` command in this process; return its exit status, output and errors."""
     out, err = io.StringIO(), io.StringIO()
     with chdir(folder), redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress.console, "_file", err)
@@ -88,49 +77,41 @@ def command(words: Sequence[str], folder: str | Path = ".") -> FinishedCommand:
             status = cli.main(shortened(words))
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
-    return FinishedCommand(tuple(words), status, out.getvalue(), err.getvalue())
+    return status, out.getvalue(), err.getvalue()
 
 
-@dataclass
-class Shell:
-    """Bash session whose `recollect` commands run in this process."""
+def run_script(
+    script: str, folder: Path, scratch: Path, run: Callable[[Sequence[str], str], tuple[int, str, str]] = command
+) -> tuple[int, str]:
+    """Run a bash script whose `recollect` commands run in this process; return its exit status and output."""
+    path = scratch / "bin"
+    path.mkdir(exist_ok=True)
+    shim = path / "recollect"
+    shim.write_text(_SHIM)
+    shim.chmod(0o755)
+    address = scratch / "line"
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(address))
+        server.listen()
+        server.settimeout(0.02)
+        environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "RECOLLECT_GUIDE": str(address)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(["bash", "-euc", script], cwd=folder, env=environment, **pipes) as bash:
+            while bash.poll() is None:
+                _answer(server, run)
+            return bash.returncode, bash.stdout.read()
 
-    folder: Path
-    scratch: Path
-    run: Callable[[Sequence[str], str], FinishedCommand] = command
-    ran: list[FinishedCommand] = field(default_factory=list)
 
-    def __call__(self, script: str) -> tuple[int, str]:
-        """Run a script; return its exit status and output. `ran` collects the commands."""
-        path = self.scratch / "bin"
-        path.mkdir(exist_ok=True)
-        shim = path / "recollect"
-        shim.write_text(_SHIM)
-        shim.chmod(0o755)
-        address = self.scratch / "line"
-        address.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(address))
-            server.listen()
-            server.settimeout(0.02)
-            environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "RECOLLECT_GUIDE": str(address)}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            with subprocess.Popen(["bash", "-euc", script], cwd=self.folder, env=environment, **pipes) as bash:
-                while bash.poll() is None:
-                    self._answer(server)
-                return bash.returncode, bash.stdout.read()
-
-    def _answer(self, server: socket.socket) -> None:
-        try:
-            line, _ = server.accept()
-        except TimeoutError:
-            return
-        with line:
-            line.settimeout(None)
-            request = b""
-            while part := line.recv(65536):
-                request += part
-            folder, words = json.loads(request)
-            finished = self.run(words, folder)
-            self.ran.append(finished)
-            line.sendall(json.dumps([finished.status, finished.out, finished.error]).encode())
+def _answer(server: socket.socket, run: Callable[[Sequence[str], str], tuple[int, str, str]]) -> None:
+    try:
+        line, _ = server.accept()
+    except TimeoutError:
+        return
+    with line:
+        line.settimeout(None)
+        request = b""
+        while part := line.recv(65536):
+            request += part
+        folder, words = json.loads(request)
+        line.sendall(json.dumps(run(words, folder)).encode())

@@ -48,7 +48,10 @@ def caption(number: int) -> str:
 
 
 def table(folder: Path, name: str, splits: dict[str, int], columns, first: int = 0) -> None:
-    """Write a Parquet file whose row ``i`` has picture ``first + i`` and, in each column, its function's value."""
+    """Write a Parquet file whose row ``i`` has picture ``first + i`` and, in each column, its function's value.
+
+    ``splits`` has the number of rows of each split; a column ``split`` assigns them otherwise.
+    """
     rows = [split for split, count in splits.items() for _ in range(count)]
     numbers = [first + i for i in range(len(rows))]
     data = {column: [value(i) for i in range(len(rows))] for column, value in columns.items()}
@@ -80,12 +83,12 @@ def classes(folder: Path, name: str, names: list[str], extra=None, splits=None, 
 
 def landmarks(folder: Path) -> None:
     """Write a table with disjoint classes in the training and test splits."""
-    columns = {"label": lambda i: i % 6, "class_name": lambda i: NOUNS[i % 6]}
-    numbers = range(36)
-    splits = ["train" if i % 6 < 4 and i < 24 else "test" for i in numbers]
-    data = {column: [value(i) for i in numbers] for column, value in columns.items()}
-    images = [encoded(drawing(90_000 + i)) for i in numbers]
-    pq.write_table(pa.table({"image": images, "split": splits, **data}), folder / "landmarks.parquet")
+    columns = {
+        "label": lambda i: i % 6,
+        "class_name": lambda i: NOUNS[i % 6],
+        "split": lambda i: "train" if i % 6 < 4 and i < 24 else "test",
+    }
+    table(folder, "landmarks", {"train": 36}, columns, 90_000)
 
 
 def first_number(name: str) -> int:
@@ -96,19 +99,15 @@ def first_number(name: str) -> int:
 def emoji(folder: Path) -> None:
     """Write a table of concepts drawn in several styles, some concepts held out."""
     styles = ("twemoji", "noto", "fluent_flat", "openmoji_line", "blob", "flat")
-    concepts = 8
-    count = concepts * len(styles)
     columns = {
+        "split": lambda i: "test" if i // len(styles) >= 6 else "train",
         "captions": lambda i: [f"{NOUNS[(i // len(styles)) % len(NOUNS)]} sign {i // len(styles)}"],
         "codepoint": lambda i: f"U+{i // len(styles):04X}",
         "domain": lambda i: styles[i % len(styles)],
         "ambiguous": lambda i: False,
         "group": lambda i: ("people", "objects", "symbols", "travel & places", "activities")[i % 5],
     }
-    rows = ["test" if i // len(styles) >= 6 else "train" for i in range(count)]
-    data = {column: [value(i) for i in range(count)] for column, value in columns.items()}
-    images = [encoded(drawing(5000 + i)) for i in range(count)]
-    pq.write_table(pa.table({"image": images, "split": rows, **data}), folder / "emoji.parquet")
+    table(folder, "emoji", {"train": 8 * len(styles)}, columns, 5000)
 
 
 def folders(root: Path, names: list[str], each: int, first: int) -> None:

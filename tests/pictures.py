@@ -2,7 +2,9 @@
 
 import io
 import json
+import struct
 import tarfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,10 +31,32 @@ def picture(color: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+def noise(number: int, size: int = 40) -> Image.Image:
+    """Return a picture of noise."""
+    return Image.fromarray(np.random.default_rng(number).integers(0, 256, (size, size, 3), dtype=np.uint8))
+
+
+def captioned(folder: Path, texts: Sequence[str], drawn=noise, columns: str = "caption") -> Path:
+    """Write pictures ``drawn`` by number, and a table of their paths and texts, ``pairs.csv``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(len(texts)):
+        drawn(number).save(folder / f"{number}.png")
+    rows = [f"{number}.png,{text}" for number, text in enumerate(texts)]
+    (folder / "pairs.csv").write_text("\n".join([f"path,{columns}", *rows]))
+    return folder / "pairs.csv"
+
+
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
     return buffer.getvalue()
+
+
+def png_bomb(width, height):
+    """Return a PNG header that claims the given size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
 
 
 class Make:

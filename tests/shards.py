@@ -3,6 +3,8 @@
 import io
 import tarfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from pictures import encoded
@@ -26,6 +28,19 @@ def tar_of(numbers) -> bytes:
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
     return data.getvalue()
+
+
+def write_tars(folder, shards: int, each: int) -> None:
+    """Write ``s-000.tar`` and so on, with ``each`` pictures."""
+    folder.mkdir(exist_ok=True)
+    for shard in range(shards):
+        (folder / f"s-{shard:03}.tar").write_bytes(tar_of(range(shard * each, (shard + 1) * each)))
+
+
+def write_parquet(path, numbers, group: int) -> None:
+    pictures = [{"bytes": png(number), "path": None} for number in numbers]
+    table = pa.table({"image": pictures, "caption": [f"picture {number}" for number in numbers]})
+    pq.write_table(table, path, row_group_size=group)
 
 
 def stream(source, batch=12, **options):

@@ -5,6 +5,33 @@ import math
 import torch
 from torch.nn.functional import logsigmoid
 
+ABLATIONS = {
+    "paper": {},
+    "no mask": {"mask": False},
+    "residual": {"residual": True},
+    "multimodal": {"values": "texts"},
+    "two stages": {"stages": 2},
+    "tied all": {"tied": "all"},
+    "tied context": {"tied": "context"},
+    "tied scales": {"tied": "scales"},
+    "frozen tau": {"freeze_temperature": True},
+    "stop keys": {"stop_gradient": "keys"},
+    "stop values": {"stop_gradient": "values"},
+    "stop both": {"stop_gradient": "both"},
+    "separate batch": {"separate": True},
+    "value head 1": {"value_head": 1},
+    "value head 2": {"value_head": 2},
+    "value head 3": {"value_head": 3},
+    "no QK norm": {"normalize_keys": False},
+    "LayerNorm K": {"layer_norm": "keys"},
+    "LayerNorm V": {"layer_norm": "values"},
+    "LayerNorm K, V": {"layer_norm": "both"},
+    "augmented buffer": {"augmented": "buffer"},
+    "augmented all": {"augmented": "all"},
+    "augmented all + InfoNCE": {"augmented": "all+infonce"},
+}
+"""Options of the ablations in LIxP's tables."""
+
 
 def rows(count, width=6, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)

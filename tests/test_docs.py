@@ -89,7 +89,7 @@ def options_exist(words):
 def run_command(words, folder):
     if reason_not_to_run(words):
         options_exist(words)
-        return guide_shell.FinishedCommand(tuple(words), 0, "", "")
+        return 0, "", ""
     return guide_shell.command(words, folder)
 
 
@@ -165,10 +165,9 @@ def single_seed(script):
 
 def run_shell(block, folder, scratch):
     lines = [line for line in block.text.splitlines() if not SETUP_LINE.match(line.strip())]
-    shell = guide_shell.Shell(folder, scratch, run_command)
-    status, screen = shell(single_seed("\n".join(lines)))
+    status, screen = guide_shell.run_script(single_seed("\n".join(lines)), folder, scratch, run_command)
     assert status == 0, f"{block}\n{screen[-1500:]}"
-    return shell.ran, screen
+    return screen
 
 
 def run_python(block, scope):
@@ -207,7 +206,7 @@ def test_a_page_runs_from_top_to_bottom_and_prints_the_shown_output(page, world,
         if block.language == "python":
             screen = run_python(block, scope)
         elif is_shell(block):
-            _, screen = run_shell(block, world, tmp_path)
+            screen = run_shell(block, world, tmp_path)
         elif block.language == "text" and screen is not None:
             assert same_output(block.text, screen), f"{block} shows\n{block.text}\nbut it prints\n{screen}"
             screen = None

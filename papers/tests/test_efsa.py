@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from pictures import captioned
 from recollect.models import build_model
 from recollect.models.transformers.encoder import quiet
 from recollect_papers import cli
@@ -107,13 +107,10 @@ def test_every_figure_of_curves_is_drawn_with_its_numbers(options, draw, asked, 
 def own(tmp_path_factory):
     """A folder with pictures, two captions each, and a model."""
     folder = tmp_path_factory.mktemp("own")
-    lines = ["path,caption,second"]
-    for number in range(12):
-        Image.new("RGB", (40, 40), (20 * number, 250 - 20 * number, 90)).save(folder / f"{number}.png")
-        lines.append(f"{number}.png,a sign of {'red ' * number}paint,paint {'green ' * (12 - number)}here")
-    (folder / "coco.csv").write_text("\n".join(lines))
+    texts = [f"a sign of {'red ' * number}paint,paint {'green ' * (12 - number)}here" for number in range(12)]
+    captioned(folder, texts, columns="caption,second").rename(folder / "coco.csv")
     with quiet():
-        build_model("tiny", texts=[line.split(",")[1] for line in lines]).save(folder / "model")
+        build_model("tiny", texts=texts).save(folder / "model")
     return folder
 
 

@@ -1,34 +1,13 @@
-"""Small random transformers checkpoints and pictures in a few colors."""
+"""Small random encoders and pictures in a few colors."""
+# ruff: noqa: F401, F811
 
 import numpy as np
 import pytest
-import torch
 
-from models.conftest import MAKERS
+from dual_encoders import make_encoder
 from recollect.classifiers.tuning import LabeledPictures
-from recollect.models import load_model
-from recollect.models.transformers.encoder import quiet
 
 COLORS = {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
-
-
-@pytest.fixture(scope="session")
-def make_encoder(tmp_path_factory):
-    """Return a function that builds and caches a small random encoder by family and seed."""
-    encoders = {}
-
-    def make(family, seed=0):
-        if (family, seed) not in encoders:
-            folder = tmp_path_factory.mktemp("tuning") / family
-            with quiet(), torch.random.fork_rng():
-                torch.manual_seed(seed)
-                model, processor = MAKERS[family]()
-                model.save_pretrained(folder)
-                processor.save_pretrained(folder)
-            encoders[family, seed] = load_model(folder, "cpu")
-        return encoders[family, seed]
-
-    return make
 
 
 @pytest.fixture(params=["clip", "siglip"])

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from contextlib import suppress
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -363,10 +364,7 @@ def test_a_failed_save_leaves_the_old_version(folders, monkeypatch):
     taught = teach(folders)
     taught.save(folders / "saved")
     before = taught.method
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("recollect.classifiers.folder.write_json", full)
     with pytest.raises(OSError, match="No space"):
         taught.with_method("prototype").save(folders / "saved", replace=True)

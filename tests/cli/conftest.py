@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from pictures import captioned
 from recollect import cli
 from recollect.cli import evaluations
 from recollect.core import progress
@@ -91,14 +92,8 @@ def shapes(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory):
     """A CSV of captioned pictures."""
-    folder = tmp_path_factory.mktemp("pairs")
-    lines = ["path,caption"]
-    for number in range(60):
-        shape = SHAPES[number % 3]
-        picture(shape, 1000 + number).save(folder / f"{number}.png")
-        lines.append(f"{number}.png,a white {shape} on a dark ground")
-    (folder / "pairs.csv").write_text("\n".join(lines))
-    return folder / "pairs.csv"
+    texts = [f"a white {SHAPES[number % 3]} on a dark ground" for number in range(60)]
+    return captioned(tmp_path_factory.mktemp("pairs"), texts, lambda n: picture(SHAPES[n % 3], 1000 + n))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -118,10 +119,7 @@ def test_a_full_disk_leaves_the_earlier_predictions_unchanged(recollect, shapes,
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: "y")
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr("recollect.cli.sheet.save_sheet", full)
         done = recollect(*words, "--alpha", 0.3, check=False)

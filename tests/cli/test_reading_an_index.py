@@ -6,7 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from pictures import captioned
 from recollect.data.sources import open_source
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import load_results
@@ -41,13 +43,9 @@ def fusion(recollect, model, index, pairs, tmp_path_factory):
 @pytest.fixture(scope="session")
 def queries(tmp_path_factory, shapes):
     """The test shapes with captions."""
-    folder = tmp_path_factory.mktemp("queries")
-    lines = ["path,caption"]
-    for number, file in enumerate(sorted((shapes / "test").glob("*/*.png"))):
-        shutil.copy(file, folder / f"{number}.png")
-        lines.append(f"{number}.png,a {file.parent.name} of number {number}")
-    (folder / "queries.csv").write_text("\n".join(lines))
-    return folder / "queries.csv"
+    files = sorted((shapes / "test").glob("*/*.png"))
+    texts = [f"a {file.parent.name} of number {number}" for number, file in enumerate(files)]
+    return captioned(tmp_path_factory.mktemp("queries"), texts, lambda number: Image.open(files[number]))
 
 
 def figures(path):

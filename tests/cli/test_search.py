@@ -4,14 +4,13 @@
 import io
 import json
 import shutil
-import struct
-import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from dual_encoders import family, make_encoder, pictures
+from pictures import captioned, png_bomb
 from recollect.index import File, Index, Query, Rows
 from recollect.models.transformers.encoder import quiet
 
@@ -28,7 +27,7 @@ def make_index(tmp_path, pictures):
     """Build an index of pictures: even ones as bytes with a caption, odd ones as files without."""
 
     def make(encoder, model_name=""):
-        index = Index.create(tmp_path / "index", width=20, model=encoder.fingerprint, model_name=model_name)
+        index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint, model_name=model_name)
         numbers, encoded, files, captions = range(24), [], [], []
         for row in numbers:
             buffer = io.BytesIO()
@@ -38,7 +37,7 @@ def make_index(tmp_path, pictures):
             encoded.append(None if row % 2 else buffer.getvalue())
             files.append([File("odd" if row % 2 else "even", f"{row}.png", str(file) if row % 2 else "")])
             captions.append(() if row % 2 else (pictures.texts(row)[0],))
-        texts = [encoder.embed_texts(list(each)).numpy() if each else np.zeros((0, 20)) for each in captions]
+        texts = [encoder.embed_texts(list(each)).numpy() if each else np.zeros((0, encoder.width)) for each in captions]
         index.insert(
             Rows(
                 ids=[f"picture-{row}" for row in numbers],
@@ -157,10 +156,7 @@ def test_bad_input_of_search_gives_a_one_line_error(check_error, index, words, m
 
 
 def test_a_picture_too_large_gives_one_error_line_and_no_warning_from_pillow(check_error, index, tmp_path, recwarn):
-    header = b"IHDR" + struct.pack(">IIBBBBB", 9500, 9500, 8, 2, 0, 0, 0)
-    parts = (header, b"IDAT")
-    chunks = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts]
-    (tmp_path / "large.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    (tmp_path / "large.png").write_bytes(png_bomb(9500, 9500))
     words = ("search", index.address, "--image", tmp_path / "large.png", "--device", "cpu")
     check_error("more than 89,478,485 pixels", *words)
     assert not [each for each in recwarn.list if "decompression bomb" in str(each.message)]
@@ -198,12 +194,8 @@ def test_a_table_may_have_several_captions_per_picture(recollect, index, tmp_pat
 
 def test_caption_writes_a_file_that_evaluation_can_use(recollect, model, monkeypatch, tmp_path):
     monkeypatch.setattr("recollect.efsa.captioner.TransformersCaptioner", SizeCaptioner)
-    lines = ["path,caption"]
-    for number in range(20):
-        Image.new("RGB", (16 + number, 16), (12 * number, 90, 200 - 9 * number)).save(tmp_path / f"{number}.png")
-        lines.append(f"{number}.png,a tree above the car {'left ' * (number % 4)} {'red ' * (number // 4)}")
-    (tmp_path / "pairs.csv").write_text("\n".join(lines))
-    data, captions = tmp_path / "pairs.csv", tmp_path / "captions.jsonl"
+    texts = [f"a tree above the car {'left ' * (number % 4)} {'red ' * (number // 4)}" for number in range(20)]
+    data, captions = captioned(tmp_path, texts), tmp_path / "captions.jsonl"
     assert recollect("caption", data, "--model", "captioner", check=False).returncode == 2  # no --out
     recollect("caption", data, "--model", "captioner", "--out", captions, "--split", "all")
     words = ["--data", data, "--split", "all", "--methods", "zero-shot", "text-to-text", "episode", "--queries", 8]
@@ -228,28 +220,23 @@ def test_caption_writes_a_file_that_evaluation_can_use(recollect, model, monkeyp
     ],
 )
 def test_bad_input_of_retrieval_is_reported(recollect, model, tmp_path, words, message):
-    Image.new("RGB", (16, 16)).save(tmp_path / "0.png")
-    (tmp_path / "pairs.csv").write_text("path,caption\n0.png,a tree")
-    words = ["--data", tmp_path / "pairs.csv", "--split", "all", "--device", "cpu", *words]
+    words = ["--data", captioned(tmp_path, ["a tree"]), "--split", "all", "--device", "cpu", *words]
     done = recollect("evaluate", "retrieval", model[1], *words, check=False)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_each_source_of_a_merged_pool_can_have_its_own_kind_of_captions(recollect, model, tmp_path):
     """Here the true captions, another column and a file."""
+    data = []
     for name in ("one", "two", "three"):
-        lines = ["path,caption,machine"]
-        for row in range(6):
-            Image.new("RGB", (16, 16), (25 * row, 90, len(name))).save(tmp_path / f"{name}-{row}.png")
-            lines.append(f"{name}-{row}.png,the {name} river {'tree ' * row},a car {'left ' * row}")
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    written = [json.dumps({"id": f"three-{row}.png", "caption": f"a queen {'red ' * row}"}) for row in range(6)]
+        texts = [f"the {name} river {'tree ' * row},a car {'left ' * row}" for row in range(6)]
+        data.append(captioned(tmp_path / name, texts, columns="caption,machine"))
+    written = [json.dumps({"id": f"{row}.png", "caption": f"a queen {'red ' * row}"}) for row in range(6)]
     (tmp_path / "three.jsonl").write_text("\n".join(written) + "\n")
     kinds = f"true,column:machine,{tmp_path / 'three.jsonl'}"
-    words = [*("--data", *(tmp_path / f"{name}.csv" for name in ("one", "two", "three"))), "--split", "all"]
-    words += ["--caption-column", "caption", "--pool", "merged", "--methods", "zero-shot", "text-to-text"]
     out = tmp_path / "results.json"
-    words = ["evaluate", "retrieval", model[1], *words]
+    words = ["evaluate", "retrieval", model[1], "--data", *data, "--split", "all", "--caption-column", "caption"]
+    words += ["--pool", "merged", "--methods", "zero-shot", "text-to-text"]
     assert "R@3" in recollect(*words, "--captions", kinds, "--depths", 1, 3, "--out", out).stdout
     (result,) = json.loads(out.read_text())
     assert result["settings"]["captions"] == 18

@@ -2,13 +2,12 @@ import contextlib
 import hashlib
 import io
 import struct
-import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from pictures import encoded
+from pictures import encoded, png_bomb
 from recollect.core.errors import UserError
 from recollect.data.sources.images import BrokenImageError, as_rgb, decode, pixel_digest
 from recollect.data.transforms import ImageTransform
@@ -133,13 +132,6 @@ def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_smaller_than_needed(p
 
 def cut(data):
     return data[: len(data) // 2]
-
-
-def png_bomb(width, height):
-    """Return a PNG header that claims the given size."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

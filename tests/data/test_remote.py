@@ -1,13 +1,11 @@
 """Remote streams, read from a local server that supports ranges, drops connections and goes silent."""
 
-import errno
 import json
 import os
 import time
 from collections import Counter
+from unittest import mock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recollect.core.errors import UserError
@@ -15,10 +13,11 @@ from recollect.data.sources import open_source, remote, tars
 from recollect.data.sources import stream as streams
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.subset import corpus
-from shards import png, stream, tar_of, texts
+from shards import stream, tar_of, texts, write_parquet, write_tars
 from web import SHA, serving
 
 SHARDS, EACH = 60, 5
+TARS = [f"s-{shard:03}.tar" for shard in range(SHARDS)]
 EVERY = Counter(f"picture {number}" for number in range(SHARDS * EACH))
 
 
@@ -26,14 +25,10 @@ EVERY = Counter(f"picture {number}" for number in range(SHARDS * EACH))
 def shards(tmp_path_factory):
     """Folder with the same pictures as tars with sizes, and as two Parquet files with many row groups."""
     folder = tmp_path_factory.mktemp("store")
-    for shard in range(SHARDS):
-        (folder / f"s-{shard:02}.tar").write_bytes(tar_of(range(shard * EACH, (shard + 1) * EACH)))
-    (folder / "sizes.json").write_text(json.dumps({f"s-{shard:02}.tar": EACH for shard in range(SHARDS)}))
+    write_tars(folder, SHARDS, EACH)
+    (folder / "sizes.json").write_text(json.dumps(dict.fromkeys(TARS, EACH)))
     for part in range(2):
-        numbers = range(part * 150, part * 150 + 150)
-        pictures = [{"bytes": png(number), "path": None} for number in numbers]
-        table = pa.table({"image": pictures, "caption": [f"picture {number}" for number in numbers]})
-        pq.write_table(table, folder / f"train-{part}.parquet", row_group_size=EACH)
+        write_parquet(folder / f"train-{part}.parquet", range(part * 150, part * 150 + 150), EACH)
     return folder
 
 
@@ -43,7 +38,7 @@ def store(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "RETRY_SECONDS", (0.01, 0.01))
     with serving(shards) as web:
         web.specs = {
-            "tar": f"{web.address}/s-{{00..59}}.tar?stream=yes",
+            "tar": f"{web.address}/s-{{000..059}}.tar?stream=yes",
             "parquet": f"{web.address}/train-{{0..1}}.parquet?stream=yes",
             "hub": "some/set?stream=yes",
         }
@@ -54,8 +49,8 @@ def store(shards, tmp_path, monkeypatch):
 
 def drop(web) -> None:
     """Make the next responses for two thirds of the tars, and three for each Parquet file, break off or be a 503."""
-    web.cut.update({f"s-{shard:02}.tar": 1 for shard in range(0, SHARDS, 3)})
-    web.refused.update({f"s-{shard:02}.tar": 1 for shard in range(1, SHARDS, 3)})
+    web.cut.update(dict.fromkeys(TARS[::3], 1))
+    web.refused.update(dict.fromkeys(TARS[1::3], 1))
     web.cut.update({f"train-{part}.parquet": 2 for part in range(2)})
     web.refused.update({f"train-{part}.parquet": 1 for part in range(2)})
 
@@ -79,10 +74,9 @@ def test_every_sample_is_read_once_despite_dropped_connections(store, kind, unch
 def test_workers_download_a_tar_once_and_resume_after_a_fault(store, unchecked):
     drop(store)
     assert Counter(texts(stream(open_source(store.specs["tar"])).iterate(0, 25, workers=2))) == EVERY
-    tars = [f"s-{shard:02}.tar" for shard in range(SHARDS)]
     # A download, a request after a fault, and a version request per worker.
-    assert all(2 <= store.requests[name] <= 4 for name in tars)
-    assert sum(store.cut[name] + store.refused[name] for name in tars) == 0
+    assert all(2 <= store.requests[name] <= 4 for name in TARS)
+    assert sum(store.cut[name] + store.refused[name] for name in TARS) == 0
 
 
 def test_a_tar_removed_from_the_cache_stays_readable(store, tmp_path):
@@ -114,8 +108,7 @@ def test_an_unavailable_store_ends_the_run_with_a_one_line_error(store, kind):
     source = open_source(store.specs[kind])
     batches = stream(source).iterate(0, 25)
     next(batches)
-    store.refused.update({f"s-{shard:02}.tar": 1000 for shard in range(SHARDS)})
-    store.refused.update({f"train-{part}.parquet": 1000 for part in range(2)})
+    store.refused.update(dict.fromkeys([*TARS, "train-0.parquet", "train-1.parquet"], 1000))
     with pytest.raises(UserError, match="503") as caught:
         texts(batches)
     assert "\n" not in str(caught.value)
@@ -127,7 +120,7 @@ def test_an_unreachable_server_is_reported_at_once(shards):
     with serving(shards) as web:
         gone = web.address
     began = time.monotonic()
-    for spec in ("train-0.parquet", "s-{00..02}.tar"):
+    for spec in ("train-0.parquet", "s-{000..002}.tar"):
         with pytest.raises(UserError, match="refused") as caught:
             open_source(f"{gone}/{spec}?stream=yes")
         assert "\n" not in str(caught.value)
@@ -148,7 +141,7 @@ def test_the_error_for_a_url_without_streaming_suggests_it(store):
 
 def test_without_range_requests_tars_work_and_parquet_is_rejected(store):
     store.ranges = False
-    store.cut["s-01.tar"] = 1
+    store.cut["s-001.tar"] = 1
     assert open_source(store.specs["tar"])[7].texts == ("picture 7",)
     with pytest.raises(UserError, match=r"train-0\.parquet"):
         open_source(store.specs["parquet"])
@@ -163,7 +156,7 @@ def test_a_file_that_changes_during_reading_stops_the_run(store):
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_the_content_hash_of_a_stream_depends_on_file_versions(store, kind):
-    spec = store.specs[kind].replace("{00..59}", "{00..01}")
+    spec = store.specs[kind].replace("{000..059}", "{000..001}")
     before = open_source(spec).content
     streams._remote_parquet.cache_clear()
     source = open_source(spec)
@@ -198,13 +191,11 @@ def test_a_hub_data_set_is_streamed_by_split_and_configuration(store, shards, tm
 
 
 def test_the_error_for_a_full_disk_names_the_cache_folder(store, monkeypatch, tmp_path):
-    def full(file, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(tars, "download", full)
     kept = tmp_path / "cache" / "streams"
-    with pytest.raises(UserError, match=rf"^{kept}: .*s-00.tar"):
-        tars.open_tar(f"{store.address}/s-00.tar", 5)
+    with pytest.raises(UserError, match=rf"^{kept}: .*s-000.tar"):
+        tars.open_tar(f"{store.address}/s-000.tar", 5)
     assert not list(kept.glob("*.tar"))
 
 
@@ -221,15 +212,15 @@ def test_a_worker_reopens_remote_files(store):
 
 def test_wrong_sizes_are_detected(store, shards, tmp_path):
     for size, error, message in (
-        (EACH - 1, UserError, r"s-00.tar: contains 5 samples"),
-        (EACH + 1, BrokenImageError, "s-00.tar, sample 5"),
+        (EACH - 1, UserError, r"s-000.tar: contains 5 samples"),
+        (EACH + 1, BrokenImageError, "s-000.tar, sample 5"),
     ):
         folder = tmp_path / str(size)
         folder.mkdir()
-        (folder / "s-00.tar").write_bytes((shards / "s-00.tar").read_bytes())
-        (folder / "sizes.json").write_text(json.dumps({"s-00.tar": size}))
+        (folder / "s-000.tar").write_bytes((shards / "s-000.tar").read_bytes())
+        (folder / "sizes.json").write_text(json.dumps({"s-000.tar": size}))
         with serving(folder) as web, pytest.raises(error, match=message):
-            open_source(f"{web.address}/s-{{00..00}}.tar?stream=yes")[5 if size > EACH else 0]
+            open_source(f"{web.address}/s-{{000..000}}.tar?stream=yes")[5 if size > EACH else 0]
 
 
 def test_the_corpus_of_a_large_stream_is_sampled_from_some_shards(store):

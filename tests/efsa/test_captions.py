@@ -148,7 +148,7 @@ def test_captions_are_written_once_and_an_interrupted_run_continues(tmp_path, pi
 
 def test_an_index_stores_each_batch_of_captions_with_their_vectors(pictures, make_encoder):
     encoder = make_encoder("clip")
-    index = Index.create(width=20, model=encoder.fingerprint)
+    index = Index.create(width=encoder.width, model=encoder.fingerprint)
     own = encoder.embed_texts(["my own"]).numpy()
     index.insert(
         Rows(

@@ -150,7 +150,7 @@ def test_pictures_are_decoded_once_and_cached(encoder, make_index, pictures):
 
 def test_the_cache_evicts_the_least_recently_used(encoder, make_index):
     pictures = make_index(encoder).pictures([str(row) for row in range(5)])
-    cache = PixelCache(encoder.transform, max_bytes=3 * 16 * 16 * 3)
+    cache = PixelCache(encoder.transform, max_bytes=3 * 32 * 32 * 3)
     assert all(picture is not None for picture in cache.read(pictures))
     assert len(cache) == 3
     cache.read(pictures[2:3])

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from pictures import captioned
 from recollect.core.errors import UserError
 from recollect.evaluation.protocols import PROTOCOLS, Measurement
 from recollect.evaluation.results import Result
@@ -15,14 +14,9 @@ from recollect.testing import HashEncoder
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Two classes of ten pictures each for training and test, captioned, in a CSV."""
-    folder, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    rows = ["path,caption,label,split"]
-    for number in range(40):
-        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-        name = ("cat", "dog")[number % 2]
-        rows.append(f"{number}.png,{name} number {number},{name},{'train' if number < 20 else 'test'}")
-    (folder / "pairs.csv").write_text("\n".join(rows))
-    return str(folder / "pairs.csv")
+    names = ("cat", "dog") * 20
+    rows = [f"{name} number {n},{name},{'train' if n < 20 else 'test'}" for n, name in enumerate(names)]
+    return str(captioned(tmp_path_factory.mktemp("pictures"), rows, columns="caption,label,split"))
 
 
 FIGURES = {

@@ -122,12 +122,10 @@ def index_of(images):
     index.insert(Rows(ids=[f"row {row}" for row in range(count)], image_vectors=images))
 
     class Words(HashEncoder):
-        width = images.shape[1]
-
         def embed_texts(self, texts, prefix=None):
             return torch.eye(1, images.shape[1]).expand(len(texts), -1)
 
-    return index, Words()
+    return index, Words(width=images.shape[1])
 
 
 @pytest.mark.parametrize(("matching", "count"), [(20, range(18, 21)), (200, [400])])

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -161,10 +162,7 @@ def test_a_move_to_a_full_disk_leaves_only_the_original(tmp_path, monkeypatch):
         Path(target).write_text(Path(source).read_text()[:2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def other_disk(source, target):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "replace", other_disk)
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     monkeypatch.setattr(shutil, "copy2", half)
     (tmp_path / "boat.jpg").write_text("whole")
     (tmp_path / "target").mkdir()

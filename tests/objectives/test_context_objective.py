@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, layer_norm
 
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
-from slow_losses import attend, contrastive_loss, rows
+from slow_losses import ABLATIONS, attend, contrastive_loss, rows
 
 BATCH, WIDTH = 9, 6
 
@@ -85,33 +85,6 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     if options.augmented == "all+infonce":
         loss = loss + contrastive_loss("softmax", unit, seen, objective.log_scale_views.exp())
     return loss
-
-
-ABLATIONS = {
-    "paper": {},
-    "no mask": {"mask": False},
-    "residual": {"residual": True},
-    "multimodal": {"values": "texts"},
-    "two stages": {"stages": 2},
-    "tied all": {"tied": "all"},
-    "tied context": {"tied": "context"},
-    "tied scales": {"tied": "scales"},
-    "frozen tau": {"freeze_temperature": True},
-    "stop keys": {"stop_gradient": "keys"},
-    "stop values": {"stop_gradient": "values"},
-    "stop both": {"stop_gradient": "both"},
-    "separate batch": {"separate": True},
-    "value head 1": {"value_head": 1},
-    "value head 2": {"value_head": 2},
-    "value head 3": {"value_head": 3},
-    "no QK norm": {"normalize_keys": False},
-    "LayerNorm K": {"layer_norm": "keys"},
-    "LayerNorm V": {"layer_norm": "values"},
-    "LayerNorm K, V": {"layer_norm": "both"},
-    "augmented buffer": {"augmented": "buffer"},
-    "augmented all": {"augmented": "all"},
-    "augmented all + InfoNCE": {"augmented": "all+infonce"},
-}
 
 
 def make(base="sigmoid", alpha=0.7, form="dense", **options):
@@ -243,15 +216,6 @@ def test_without_a_mask_a_sharp_lookup_attends_only_to_itself():
     torch.testing.assert_close(report["context_loss"], plain(**inputs)[0].detach())
     torch.testing.assert_close(report["effective_neighbors"], torch.ones((), dtype=torch.float64))
     assert loss.requires_grad
-
-
-@pytest.mark.parametrize("base", ["sigmoid", "softmax"])
-def test_alpha_one_equals_the_plain_objective(base):
-    objective = make(base, alpha=1.0)
-    plain = ContrastiveObjective(base).double()
-    plain.term.load_state_dict(objective.term.state_dict())
-    inputs = make_inputs(objective)
-    torch.testing.assert_close(objective(**inputs)[0], plain(**inputs)[0])
 
 
 def test_temperatures_are_listed_separately():

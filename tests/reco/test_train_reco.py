@@ -3,10 +3,9 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from pictures import captioned
 from recollect import cli
 from recollect.cli import train_reco
 from recollect.cli.parser import options_of, settings_text
@@ -20,12 +19,7 @@ from recollect.reco.block import FusionModule
 def pairs(tmp_path_factory):
     """Folder with a table of 24 pictures, some with equal captions, a model, and an index."""
     folder = tmp_path_factory.mktemp("reading")
-    lines = ["path,caption"]
-    for number in range(24):
-        pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-        lines.append(f"{number}.png,noise of kind {number // 2}")
-    (folder / "pairs.csv").write_text("\n".join(lines))
+    captioned(folder, [f"noise of kind {number // 2}" for number in range(24)])
     build_model("tiny", texts=[f"noise of kind {number}" for number in range(12)]).save(folder / "model")
     Index.build(open_source(str(folder / "pairs.csv")), folder / "model", out=folder / "index")
     return folder

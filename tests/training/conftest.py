@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pictures import captioned
 from recollect.core.seeding import torch_generator
 from recollect.models import build_model
 from recollect.objectives import Objective
@@ -182,6 +181,11 @@ def cut_and_resumed(recipe, out: Path, at: int, **options) -> Path:
     return train(recipe, out, device="cpu", resume=True, **options)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def small():
     """Small parts by name."""
@@ -199,13 +203,7 @@ def cut_and_resumed_fixture():
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory) -> Path:
     """CSV of twenty captioned noise pictures."""
-    folder, random = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
-    rows = ["path,caption"]
-    for number in range(20):
-        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-        rows.append(f"{number}.png,noise number {number} in many colors")
-    (folder / "pairs.csv").write_text("\n".join(rows))
-    return folder / "pairs.csv"
+    return captioned(tmp_path_factory.mktemp("noise"), [f"noise number {n} in many colors" for n in range(20)])
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """Training on the cached features of a frozen tower."""
 
-import errno
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,11 +27,6 @@ from recollect.training.options import Data, Model
 from recollect.training.recipes import RECIPES
 from recollect.training.step import Inputs, train_step
 from run_files import weights
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -251,9 +246,7 @@ def test_a_generated_source_is_embedded_up_to_a_limit(monkeypatch):
 
 
 def test_a_full_feature_cache_gives_an_error_with_its_size_and_setting(pairs, start, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(feature_store, "save_file", full)
     with pytest.raises(UserError, match=r"MiB of features .* RECOLLECT_CACHE"):
         lock_source(load_model(start, "cpu"), open_source(str(pairs)))

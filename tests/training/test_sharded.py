@@ -6,36 +6,16 @@ import torch
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.ranks import shard_of_this_process, sum_gradients
 from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
+from slow_losses import ABLATIONS
 
 BATCH, WIDTH = 12, 6
 
-ABLATIONS = [
-    None,
-    {},
-    {"mask": False},
-    {"residual": True},
-    {"values": "texts"},
-    {"stages": 2},
-    {"tied": "all"},
-    {"tied": "context"},
-    {"freeze_temperature": True},
-    {"stop_gradient": "keys"},
-    {"stop_gradient": "both"},
-    {"separate": True},
-    {"value_head": 2},
-    {"normalize_keys": False},
-    {"layer_norm": "both"},
-    {"stale_rows": 7, "value_head": 1},
-    {"stale_rows": 30, "residual": True},
-    {"active_rows": 5},
-    {"augmented": "buffer"},
-    {"augmented": "all"},
-    {"augmented": "all+infonce"},
-]
+STALE = [{"stale_rows": 7, "value_head": 1}, {"stale_rows": 30, "residual": True}, {"active_rows": 5}]
+OPTIONS = [None, *ABLATIONS.values(), *STALE]
 CASES = [
     (base, ("dense", "blockwise")[(place + number) % 2], options)
     for place, base in enumerate(("sigmoid", "softmax", "label"))
-    for number, options in enumerate(ABLATIONS)
+    for number, options in enumerate(OPTIONS)
 ]
 
 
@@ -89,7 +69,7 @@ def outcome(place, case, shard):
 @pytest.mark.parametrize(
     ("processes", "cases"),
     # Two processes: every case. Four processes: every ablation, with one of the bases.
-    [(2, range(len(CASES))), (4, [len(ABLATIONS) * (number % 3) + number for number in range(len(ABLATIONS))])],
+    [(2, range(len(CASES))), (4, [len(OPTIONS) * (number % 3) + number for number in range(len(OPTIONS))])],
 )
 def test_several_processes_give_the_loss_and_gradients_of_one(processes, cases, in_ranks, monkeypatch, unchecked):
     for module in ("context", "sigmoid", "softmax"):

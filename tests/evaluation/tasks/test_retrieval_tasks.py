@@ -1,20 +1,15 @@
 """Names of a pool's sources and domains."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from pictures import captioned
 from recollect.data.sources.address import distinct_names
 from recollect.evaluation.pools import open_pools
 
 
 @pytest.fixture
 def table(tmp_path):
-    for number in range(3):
-        Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
-    path = tmp_path / "pairs.csv"
-    path.write_text("image,caption\n0.png,a dog\n1.png,a cat\n2.png,a car\n")
-    return path
+    return captioned(tmp_path, ["a dog", "a cat", "a car"])
 
 
 def test_sources_with_the_same_name_are_separate_domains(table):
