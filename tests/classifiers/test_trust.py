@@ -187,13 +187,6 @@ class TestEveryMethod:
         assert (model.known_p(queries) == 1).all()
         assert np.isfinite(model.predict_proba(queries)).all()
 
-    def test_no_row_is_scored_by_itself(self, name):
-        """On pure noise, only a classifier that scores rows with themselves is accurate."""
-        generator = np.random.default_rng(2)
-        support, labels = unit(generator.normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        model = with_texts(getattr(classifiers, name)(), unit(generator.normal(size=(3, 40))))
-        assert model.fit(support, labels).loo_accuracy_ < 0.6
-
 
 def one_shot_world(likeness, classes=40, width=24, queries=1000):
     """Return support, labels, queries, query labels and class means, which have the share ``likeness`` of the variance.

@@ -13,7 +13,8 @@ from recollect.cli import parser
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 
-HEAVY = {"torch", "numpy", "transformers", "PIL", "pyarrow", "pandas", "sklearn", "lancedb", "faiss", "rich"}
+HEAVY = {"torch", "numpy", "transformers", "PIL", "pyarrow", "pandas", "sklearn", "matplotlib", "datasets", "lancedb",
+         "faiss", "rich"}  # fmt: skip
 TWO_SCREENS = 90
 MAX_OPTIONS = 350
 

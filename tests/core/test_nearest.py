@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core import nearest
-from recollect.core.nearest import ExactNeighbors, exact_neighbors, merge_neighbors, nearest_by_numpy, stable_topk
+from recollect.core.nearest import ExactNeighbors, exact_neighbors, merge_neighbors, nearest_by_numpy
 
 
 def loop(queries, matrix, k):
@@ -89,16 +89,6 @@ def test_given_norms_turn_products_into_cosines(among):
     order, cosines = loop(probes, matrix[rows] / norms[rows, None], 9)
     np.testing.assert_array_equal(found.rows, rows[order])
     np.testing.assert_allclose(found.scores, cosines, atol=18 * 2**-24)  # 16 products, a sum and a division
-
-
-@given(seed=st.integers(0, 10**6), columns=st.integers(1, 3000), k=st.integers(1, 8))
-def test_best_of_equals_topk_for_rows_of_any_length(seed, columns, k):
-    scores = torch.randn(3, columns, generator=torch.Generator().manual_seed(seed))
-    k = min(k, columns)
-    values, places = stable_topk(scores, k)
-    expected = scores.topk(k, dim=1)
-    assert torch.equal(values, expected.values)
-    assert torch.equal(places, expected.indices)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -40,20 +40,6 @@ def test_batched_episodes_match_the_sequential_reference(encoder, make_episode_b
     assert not ours.failed.any()
 
 
-def test_an_episode_changes_scores_independently_of_other_queries(encoder, make_episode_batch):
-    batch = make_episode_batch(encoder)
-    episodes = Episodes(encoder, replace(BASE, scale=15.0))
-    together = episodes.rerank(batch)
-    frozen = torch.nn.functional.normalize(encoder.encode_images(batch.pixels), dim=1)
-    queries = torch.nn.functional.normalize(
-        encoder.encode_texts(encoder.tokenize([query.words[0][0] for query in batch.queries])), dim=1
-    )
-    zero_shot = (queries[:, None] * frozen[batch.images]).sum(dim=2)
-    assert (together.scores - zero_shot).abs().max() > 1e-3
-    for query in range(3):
-        torch.testing.assert_close(episodes.rerank(batch.one(query)).scores[0], together.scores[query])
-
-
 def test_the_model_is_bit_for_bit_unchanged_afterwards(make_encoder, make_episode_batch):
     encoder = make_encoder("siglip").train()
     batch = make_episode_batch(encoder)

@@ -38,14 +38,6 @@ def test_the_normalized_index_matches_the_formula(seed, images, references, k, a
         assert [wanted[int(id)] for id in ids] == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-def test_alpha_0_and_equal_means_keep_the_ranking():
-    generator = np.random.default_rng(0)
-    gallery, queries = random_unit(generator, 20, 6), random_unit(generator, 5, 6)
-    plain = np.argsort(-(queries @ gallery.T), axis=1, kind="stable").astype(str)
-    assert (ranking(gallery, generator.random(20).astype(np.float32), 0.0, queries).ids == plain).all()
-    assert (ranking(gallery, np.full(20, 0.3, dtype=np.float32), 0.8, queries).ids == plain).all()
-
-
 def test_normalization_removes_a_hub_from_the_top():
     """An image near all references ranks first for most queries without normalization, and for none with it."""
     generator = np.random.default_rng(1)

@@ -1,3 +1,5 @@
+import itertools
+
 import pandas as pd
 import pytest
 
@@ -5,24 +7,11 @@ from recollect.evaluation import plots
 
 
 def frame():
-    return pd.DataFrame(
-        [
-            {
-                "protocol": "few-shot",
-                "model": model,
-                "data": data,
-                "training_seed": seed,
-                "classes": 10 * (1 + place),
-                "method": "tip-adapter",
-                "shots": shots,
-                "value": 50 + shots + seed + 3 * (model == "context"),
-            }
-            for model in ("base", "context")
-            for place, data in enumerate(("one", "two", "three"))
-            for seed in range(3)
-            for shots in (1, 4, 32)
-        ]
-    )
+    places = itertools.product(("base", "context"), ("one", "two", "three"), range(3), (1, 4, 32))
+    table = pd.DataFrame(places, columns=["model", "data", "training_seed", "shots"])
+    value = 50 + table.shots + table.training_seed + 3 * (table.model == "context")
+    classes = table.data.map({"one": 10, "two": 20, "three": 30})
+    return table.assign(protocol="few-shot", method="tip-adapter", classes=classes, value=value)
 
 
 @pytest.mark.parametrize(("panels", "shape"), [(1, (1, 1)), (5, (1, 5)), (6, (2, 3)), (11, (3, 4))])

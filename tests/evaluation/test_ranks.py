@@ -51,13 +51,6 @@ def test_blocks_of_any_size_match_sorting_the_whole_matrix(pool, texts, images):
     assert ranks.images.tolist() == expected[1]
 
 
-def test_the_best_true_match_counts_and_the_others_do_not_lower_it():
-    images = unit(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]]))
-    texts = unit(np.array([[1.0, 0.0]]))
-    assert streaming_ranks(images, texts, [(3, 1)]).texts.tolist() == [2]  # only image 0 ranks above image 1
-    assert streaming_ranks(images, texts, [(0, 1, 3)]).texts.tolist() == [1]
-
-
 def test_identical_embeddings_get_the_worst_ranks():
     images, texts = unit(np.ones((50, 8))), unit(np.ones((20, 8)))
     ranks = streaming_ranks(images, texts, [(row,) for row in range(20)])

@@ -35,16 +35,6 @@ def test_attention_maps_match_transformers(checkpoint, family, captions):
             torch.testing.assert_close(layer[text], matrix[text, :, place], atol=1e-6, rtol=0)
 
 
-def test_the_pooled_token_of_a_causal_tower_attends_to_the_prefix(checkpoint, captions):
-    encoder = load_model(checkpoint("clip"), "cpu")
-    encoder.add_prefixes(("caption", "label"))
-    found = text_attention(encoder, captions, "label")
-    for text, words in enumerate(found.tokens):
-        place = words.index("<|label|>")
-        assert place == 1
-        assert all((layer[text, :, place] > 0).all() for layer in found.layers)
-
-
 def test_reading_attention_leaves_the_model_unchanged(checkpoint, captions):
     encoder = load_model(checkpoint("siglip"), "cpu").train()
     implementation, before = encoder.model.text_model.config._attn_implementation, encoder.embed_texts(captions)

@@ -259,17 +259,6 @@ def test_texts_discount_popularity_independently_of_their_norm():
     assert head(texts)[:, -1].tolist() == [-0.25] * 3
 
 
-def test_a_smaller_names_share_with_a_larger_gain_gives_the_same_ranking():
-    gain = (0.2 / 0.8 * 0.95 / 0.05) ** 0.5
-    features = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    scores = [
-        randomize(NamedTexts(4, 6, 9, 0.5, factor), 0)(texts) @ randomize(NamedFeatures(5, 3, 4, share), 0)(features).T
-        for share, factor in ((0.2, 1.0), (0.05, gain))
-    ]
-    torch.testing.assert_close(scores[1] / scores[0], torch.full_like(scores[0], (0.95 / 0.8) ** 0.5))
-
-
 def test_a_pair_with_a_classifier_is_exported_for_any_number_of_texts(vision, sentences, tmp_path):
     """The starter has this architecture."""
     onnxruntime = pytest.importorskip("onnxruntime")

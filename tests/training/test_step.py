@@ -150,59 +150,20 @@ def test_memory_depends_on_the_chunk_size_not_on_the_batch_size(small):
     assert peak(128, 8) - peak(64, 8) < 0.5 * 64 * kept_by_tower
 
 
-def test_bfloat16_towers_accumulate_gradients_in_float32(small):
-    torch.manual_seed(0)
+@pytest.mark.parametrize(("half", "scale"), [("bfloat16", 1.0), ("float16", 1024.0)])
+def test_half_precision_towers_accumulate_gradients_in_float32_and_undo_the_scale_of_the_loss(small, half, scale):
     kept = {}
-    for precision in ("float32", "bfloat16"):
-        model, objective = small.Model(0.0), small.Objective()
+    for precision, factor in (("float32", 1.0), (half, scale)):
+        model, objective, dtypes = small.Model(0.0), small.Objective(), []
         torch.manual_seed(0)
         for parameter in (*model.parameters(), *objective.parameters()):
             torch.nn.init.normal_(parameter, std=0.5)
-        dtypes = []
         model.image[0].register_forward_hook(lambda module, args, out, dtypes=dtypes: dtypes.append(out.dtype))
-        train_step(model, objective, small.inputs(0), StepOptions(chunk=5, precision=precision))
+        train_step(model, objective, small.inputs(0), StepOptions(chunk=5, precision=precision, loss_scale=factor))
         kept[precision] = gradients(model, objective)
         assert set(dtypes) == {getattr(torch, precision)}
     for name, exact in kept["float32"].items():
-        rough = kept["bfloat16"][name]
+        rough = kept[half][name]
         assert rough.dtype == torch.float32
         assert not torch.equal(rough, exact) or exact.abs().max() == 0
         torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.03)
-
-
-def test_two_processes_give_the_gradients_of_one(small, in_ranks):
-    """Dropout is off, since the processes draw different numbers."""
-    rows = 12
-    whole = doubled(small.inputs(0))
-    whole = Inputs(whole.images, whole.tokens, torch.arange(rows) // 3, whole.images.flip(0), whole.images[:4] * 2)
-
-    def half(rank: int) -> Inputs:
-        part, share = slice(rank * rows // 2, (rank + 1) * rows // 2), slice(rank * 2, rank * 2 + 2)
-        tokens = {name: column[part] for name, column in whole.tokens.items()}
-        return Inputs(whole.images[part], tokens, whole.labels[part], whole.views[part], whole.context[share])
-
-    def step(inputs: Inputs, chunk=None):
-        model, objective = pair(small, dropout=0.0)
-        report = train_step(model, objective, inputs, StepOptions(chunk=chunk))
-        return report["loss"].item(), gradients(model, objective)
-
-    results = in_ranks(lambda rank: step(half(rank), 4), 2)
-    expected_loss, expected = step(whole)
-    for loss, found in results:
-        assert loss == pytest.approx(expected_loss, abs=1e-12)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
-def test_scaling_the_loss_does_not_change_the_gradients(small):
-    """This includes the temperatures; a power of two adds no rounding."""
-
-    def gradients(scale):
-        torch.manual_seed(0)
-        model, objective = small.Model(), small.Objective()
-        train_step(model, objective, small.inputs(0), StepOptions(loss_scale=scale))
-        named = [*model.named_parameters(), *objective.named_parameters()]
-        return {name: parameter.grad for name, parameter in named}
-
-    plain, scaled = gradients(1.0), gradients(2.0**12)
-    assert {"log_scale", "bias", "words.weight"} <= plain.keys()
-    torch.testing.assert_close(scaled, plain, rtol=1e-6, atol=0)
