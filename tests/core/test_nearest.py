@@ -70,14 +70,6 @@ def test_many_queries_are_searched_in_several_passes(monkeypatch):
     np.testing.assert_array_equal(exact_neighbors(probes, matrix, 4).rows, loop(probes, matrix, 4)[0])
 
 
-def test_a_search_can_be_limited_to_some_rows():
-    generator = np.random.default_rng(1)
-    probes, matrix = (generator.normal(size=(count, 4)).astype(np.float32) for count in (5, 300))
-    among = np.sort(generator.choice(300, size=120, replace=False))
-    found = exact_neighbors(probes, matrix, 7, among)
-    np.testing.assert_array_equal(found.rows, among[loop(probes, matrix[among], 7)[0]])
-
-
 @pytest.mark.parametrize("among", [None, np.arange(0, 300, 2)])
 def test_given_norms_turn_products_into_cosines(among):
     generator = np.random.default_rng(2)

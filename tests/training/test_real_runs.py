@@ -147,7 +147,7 @@ def test_resuming_with_changed_data_is_rejected_with_the_difference(table, tmp_p
 
 
 def test_a_change_in_the_middle_of_a_large_file_is_detected_and_a_copy_accepted(table, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(content, "_MAX_FULL_READ", 1000)
+    monkeypatch.setattr(content, "_MAX_FULL_READ", 100)
     monkeypatch.setattr(content, "_PROBE_SIZE", 4)
     text, out, data = table.read_text(), tmp_path / "run", Data(sources=(str(table),))
     recipe = replace(RECIPES["siglip-tiny"](), model=Model("tiny-conv"), steps=1, batch_size=2, data=data)
