@@ -192,6 +192,18 @@ def test_a_table_may_have_several_captions_per_picture(recollect, index, tmp_pat
     assert picture.captions[:2] == ("a dog", "a dog runs")
 
 
+def test_captions_of_an_ambiguous_file_name_change_nothing(recollect, index, tmp_path):
+    (tmp_path / "other").mkdir()
+    Image.new("RGB", (9, 9), "red").save(tmp_path / "other" / "1.png")
+    Index.open(index.address).add(tmp_path / "other")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "c.csv").write_text("path,caption\n3.png,a cat\n1.png,a dog\n")
+    done = recollect("caption", index.address, "--captions", tmp_path / "far" / "c.csv", check=False)
+    assert done.returncode == 2
+    assert "1.png" in done.stderr
+    assert not any("a cat" in each.captions for each in Index.open(index.address))
+
+
 def test_caption_writes_a_file_that_evaluation_can_use(recollect, model, monkeypatch, tmp_path):
     monkeypatch.setattr("recollect.efsa.captioner.TransformersCaptioner", SizeCaptioner)
     texts = [f"a tree above the car {'left ' * (number % 4)} {'red ' * (number // 4)}" for number in range(20)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from recollect.cli.parser import Arg, say, warn_unused
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
@@ -99,16 +99,10 @@ def _read_into_index(index: "Index", path: Path) -> None:
     """Read captions by picture id or picture file into the index."""
     from recollect.efsa.caption_file import read_captions
 
-    captions = read_captions(path)
-    names = {name: name for name in index.ids}
-    for table in index.store.scan(["id", "files"]):
-        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
-            names |= {name: id for file in files for name in (file["path"], file["key"]) if name}
-    found: dict[str, list[str]] = {}
-    for name, text in captions:
-        id = names.get(name) or names.get(str(Path(name).resolve())) or names.get(str((path.parent / name).resolve()))
-        if id is None:
-            raise UserError(f"{path}: no picture called {name!r} in {index.address}; nothing was changed")
+    captions, found = read_captions(path), dict[str, list[str]]()
+    with user_errors(f"{path}: nothing was changed", UserError):
+        ids = index.find([name for name, _ in captions], folder=path.parent)
+    for id, (_, text) in zip(ids, captions, strict=True):
         found.setdefault(id, []).append(text)
     changed = index.set_captions(found)
     say(f"{changed:,} of {len(found):,} pictures have new captions; {index.texts:,} of {len(index):,} have a caption")

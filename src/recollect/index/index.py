@@ -1,6 +1,7 @@
 """`Index`: pictures embedded by one model, with search, nearest-neighbor lookup, filters and updates."""
 
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -360,30 +361,34 @@ class Index:
         """Return the pictures that the user removed."""
         return self.pictures(self.store.ids(removed=True))
 
-    def find(self, names: Sequence[str], removed: bool = False) -> list[str]:
+    def find(self, names: Sequence[str], removed: bool = False, folder: Path = Path()) -> list[str]:
         """Return the id of the picture for each name: an id, an id prefix (8 or more characters), or a file.
 
         A file is given by its path, or by its path within the source.
 
         Args:
             removed: resolve prefixes and files among removed pictures instead.
+            folder: paths may also be relative to this folder.
 
         Raises:
             UserError: a name matches no picture, or several.
         """
         known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
-        ids_by_name: dict[str, set[str]] = {}
+        places = {name: (name, *(str(each.resolve()) for each in (Path(name), folder / name))) for name in names}
+        ids, by_file = list[str](), {place: set[str]() for each in places.values() for place in each}
         for row in self.store.dicts(["id", "files"], removed=removed) if known < set(names) else ():
-            files = {each for file in row["files"] for each in (file["path"], file["key"]) if each}
-            for name in files | {name for name in names if len(name) >= 8 and row["id"].startswith(name)}:
-                ids_by_name.setdefault(name, set()).add(row["id"])
+            ids.append(row["id"])
+            for place in (place for file in row["files"] for place in (file["path"], file["key"]) if place in by_file):
+                by_file[place].add(row["id"])
+        ids.sort()
         found = list[str]()
         for name in names:
-            resolved = str(Path(name).resolve())
-            ids = {name} if name in known else ids_by_name.get(name) or ids_by_name.get(resolved, set())
-            what = f"{len(ids)} pictures" if ids else "no picture"
-            refuse((len(ids) != 1, f"{self.address}: {what} called {name!r}. Use an id or the path of a file."))
-            found += ids
+            same = {name} & known or next(filter(None, (by_file[place] for place in places[name])), set[str]())
+            if not same and len(name) >= 8:
+                same = {*ids[bisect_left(ids, name) : bisect_left(ids, f"{name}\U0010ffff")]}
+            what = f"{len(same)} pictures" if same else "no picture"
+            refuse((len(same) != 1, f"{self.address}: {what} called {name!r}. Use an id or the path of a file."))
+            found += same
         return found
 
     def _filter(self, where: str | Filter | None) -> Filter | None:
