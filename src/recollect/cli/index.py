@@ -9,12 +9,14 @@ from recollect.core.files import write_json
 from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
+from recollect.index.options import IngestOptions
 
 if TYPE_CHECKING:
     from recollect.core.types import Encoder, Source
-    from recollect.index import Duplicates, Index, IngestOptions
+    from recollect.index import Duplicates, Index
 
 _MAX_LISTED = 10
+_SHOWN = {name: name for name in ("limit", "captions", "pictures", "near", "engine")}
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,9 @@ class SourceOptions:
     """Name of the source in the index (default: the name of its file or folder)."""
     split: str | None = None
     """Split of the source (default: all splits)."""
-    limit: int | None = None
-    """Maximum number of samples to read; required for infinite sources."""
-    captions: Literal["all", "first"] = "all"
-    """Captions to keep per sample."""
-    pictures: Literal["source", "bytes", "path", "none"] = "source"
-    """What to store of each picture: its bytes, its path, whichever the source has (source), or nothing."""
-    near: float | None = None
-    """Skip pictures with at least this cosine to a picture in the index (RECO uses 0.94)."""
-    engine: Literal["local", "ray"] = "local"
-    """Embed in this process, or on Ray: the cluster at RAY_ADDRESS, or this machine if not set (default: local)."""
+    ingest: Annotated[IngestOptions, Arg(flat=True, shown=_SHOWN)] = field(default_factory=IngestOptions)
     device: str | None = None
     """Device to embed on (default: the fastest available)."""
-    template: Annotated[str | None, Arg(rare=True)] = None
-    """Template for a caption from the class of pictures without captions, e.g. "a photo of a {}."."""
-    broken_share: Annotated[float, Arg(rare=True)] = 0.5
-    """Maximum share of unreadable pictures before reading stops."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of the pictures in a table, if it has an unusual name."""
     caption_column: Annotated[str | None, Arg(rare=True)] = None
@@ -62,36 +51,18 @@ class SourceOptions:
     label_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of the classes in a table."""
 
-    def check(self) -> None:
-        """Reject invalid values before opening anything."""
-        unfilled = self.template is not None and "{}" not in self.template
-        refuse((unfilled, f"--template {self.template}: needs {{}} for the class name"))
-        if self.near is not None:
-            check_number("--near", self.near, above=0, most=1)
-        if self.limit is not None:
-            check_number("--limit", self.limit, least=1)
-        check_number("--broken-share", self.broken_share, least=0, most=1)
-        if self.engine == "ray":
-            warn_unused(self, "device", why="with --engine ray, each worker uses its fastest device.")
-
     def open(self, source: str) -> "Source":
         """Open the source."""
         from recollect.data.sources.columns import Columns
         from recollect.index.ingest import open_pictures
 
+        if self.ingest.engine == "ray":
+            warn_unused(self, "device", why="with --engine ray, each worker uses its fastest device.")
         columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
         opened = open_pictures(source, self.split, columns)
-        unlimited = opened.endless and self.limit is None
+        unlimited = opened.endless and self.ingest.limit is None
         refuse((unlimited, f"{source}: is infinite. Add --limit N, or write {source}?size=N."))
         return opened
-
-    def ingest(self) -> "IngestOptions":
-        """Return the options for `Index.add`."""
-        from recollect.index import IngestOptions
-
-        return IngestOptions(
-            self.captions, self.template, self.pictures, self.limit, self.near, self.broken_share, self.engine
-        )
 
 
 @dataclass(frozen=True)
@@ -117,11 +88,10 @@ class Build:
         from recollect.index import Index
 
         check_writable(None if "://" in self.out else self.out, "--out", "folder")
-        self.source_options.check()
         source = self.source_options.open(self.source)
         model = _model(self.model, self.source_options.device)
         index = Index.build(
-            source, model, out=self.out, name=self.source_options.name, options=self.source_options.ingest(),
+            source, model, out=self.out, name=self.source_options.name, options=self.source_options.ingest,
             precision=self.precision, model_name=self.model or "",
         )  # fmt: skip
         _print_report(index)
@@ -142,10 +112,9 @@ class Add(OnIndex):
 
     def run(self) -> None:
         """Add, and print what was added."""
-        self.source_options.check()
         index = self.open(_model(self.model, self.source_options.device))
         index.add(
-            self.source_options.open(self.source), name=self.source_options.name, options=self.source_options.ingest()
+            self.source_options.open(self.source), name=self.source_options.name, options=self.source_options.ingest
         )
         _print_report(index)
 

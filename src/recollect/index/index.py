@@ -33,10 +33,10 @@ from recollect.index.info import IndexInfo, index_info
 from recollect.index.ingest import IngestReport, ingest, open_pictures
 from recollect.index.lookup import Excluded, Found, ids_near, look_up
 from recollect.index.model import IndexModel, encoder_and_name
+from recollect.index.options import IngestOptions
 from recollect.index.picture import Picture, picture_of
 from recollect.index.query import QueryLike, as_query
 from recollect.index.rows import COLUMNS, FACTS, By, Record, Rows, VectorPrecision, unit_vectors
-from recollect.index.samples import IngestOptions
 from recollect.index.search import search_pictures
 from recollect.index.stores.base import Store, store_class
 from recollect.index.stores.ivf import Accelerator, accelerate

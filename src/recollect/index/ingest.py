@@ -21,9 +21,10 @@ from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
 from recollect.index.changes import drop_files, upsert_merged, with_files
 from recollect.index.lookup import look_up
+from recollect.index.options import IngestOptions
 from recollect.index.picture import PICTURE_FACTS, File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
-from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
+from recollect.index.samples import BLOCK, Failed, IngestOutcome, ReadPicture, SampleReader, Unchanged
 
 if TYPE_CHECKING:
     from recollect.data.sources.columns import Columns

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,43 +16,12 @@ from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, downscale, pixel_digest, prepare_image
 from recollect.data.sources.reader import blocks_ahead
 from recollect.index.exif import picture_facts
+from recollect.index.options import IngestOptions
 from recollect.index.picture import File, as_png, phash_of
 from recollect.index.rows import plain
 
 BLOCK = 256
 """Samples per batch."""
-
-_BROKEN_SHARE = 0.5
-"""A folder of photos may have many damaged files; if most are unreadable, a disk failed or the column is wrong."""
-
-PictureStorage = Literal["source", "bytes", "path", "none"]
-"""How an index stores pictures: bytes or path as in the source, always bytes, always the path, or not at all."""
-
-
-@dataclass(frozen=True)
-class IngestOptions:
-    """How samples become rows.
-
-    Attributes:
-        captions: use all captions of a sample, or only the first.
-        template: caption template filled with the class name, for samples with a label and no caption; None adds no
-            caption.
-        pictures: how pictures are stored.
-        limit: maximum number of samples to read; pictures missing from the source are then not deleted.
-        near: skip new pictures with at least this cosine to an indexed one (RECO: 0.94); None keeps them.
-        broken_share: stop if more than this share of the pictures is unreadable.
-        engine: embed in this process, or on a Ray cluster.
-        early: commit every few seconds at first, so pictures can be searched during a long ingest.
-    """
-
-    captions: Literal["all", "first"] = "all"
-    template: str | None = None
-    pictures: PictureStorage = "source"
-    limit: int | None = None
-    near: float | None = None
-    broken_share: float = _BROKEN_SHARE
-    engine: Literal["local", "ray"] = "local"
-    early: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from recollect.core.validation import refuse
 from recollect.data.sources.images import METADATA, PICTURE_ENDINGS, note
 from recollect.index.index import Index
 from recollect.index.ingest import IngestReport
-from recollect.index.samples import IngestOptions
+from recollect.index.options import IngestOptions
 
 FolderState = tuple[int, int]
 """Number of pictures and a digest that changes with them."""
