@@ -52,6 +52,11 @@ class Term:
             return self.name
         return str(self.picture) if isinstance(self.picture, Path) else "image"
 
+    @property
+    def blank(self) -> bool:
+        """Whether the term is words that are all spaces."""
+        return self.words is not None and not self.words.strip()
+
     def picture_key(self) -> tuple[str, str]:
         """Return a key that is equal for terms with the same file, picture object or vector object."""
         if isinstance(self.picture, Path):
@@ -83,7 +88,7 @@ class Query:
     with it: the weighted sum of the cosines with the terms, up to a factor common to all pictures.
 
     Attributes:
-        terms: at least one.
+        terms: at least one; in a sum, none is blank.
     """
 
     terms: tuple[Term, ...]
@@ -91,6 +96,8 @@ class Query:
     def __post_init__(self) -> None:
         if not self.terms:
             raise ValueError("a query has at least one term")
+        blank = len(self.terms) > 1 and any(term.blank for term in self.terms)
+        refuse((blank, f"{self}: one of its terms is empty. Write what to look for, or remove it."))
 
     @classmethod
     def words(cls, text: str) -> "Query":
@@ -124,7 +131,7 @@ class Query:
     @property
     def empty(self) -> bool:
         """Whether all terms are blank words."""
-        return all(term.words is not None and not term.words.strip() for term in self.terms)
+        return all(term.blank for term in self.terms)
 
     @property
     def hint(self) -> str | None:
@@ -175,7 +182,7 @@ def as_query(query: QueryLike | Sequence[QueryLike]) -> Query:
     (height, width, 3), a hit or picture of an index, or the bytes of an image file is a picture.
 
     Raises:
-        UserError: any other type.
+        UserError: any other type, or a blank term in a sum.
     """
     if isinstance(query, Query):
         return query
@@ -215,7 +222,7 @@ def embed_queries(
         kind: text kind of words, for models with prefix tokens.
 
     Raises:
-        UserError: a picture cannot be opened, a term is blank, or the terms of a query cancel out.
+        UserError: a picture cannot be opened, or the terms of a query cancel out.
     """
     words = list(dict.fromkeys(term.words for query in queries for term in query.terms if term.words is not None))
     pictures = {term.picture_key(): term for query in queries for term in query.terms if term.picture is not None}
@@ -239,15 +246,8 @@ def embed_queries(
 def _embedding(query: Query, vectors: list[np.ndarray]) -> np.ndarray:
     if query.text is not None:
         return vectors[0]
-    check_terms(query)
     total = np.sum([term.weight * each for term, each in zip(query.terms, vectors, strict=True)], axis=0)
     norm = np.linalg.norm(total)
     if not norm > _ZERO * max(abs(term.weight) for term in query.terms):
         raise UserError(f"{query}: its terms cancel out. Change a weight.")
     return np.asarray(total / norm, dtype=np.float32)
-
-
-def check_terms(query: Query) -> None:
-    """Raise `UserError` for a sum with a blank term."""
-    empty = len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms)
-    refuse((empty, f"{query}: one of its terms is empty. Write what to look for, or remove it."))

@@ -13,7 +13,7 @@ from recollect.core.validation import check_number
 from recollect.index.cutoff import CutOff
 from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, Hit, Hits, Reranker
-from recollect.index.query import Query, QueryEncoder, QueryLike, as_query, check_terms
+from recollect.index.query import Query, QueryEncoder, QueryLike, as_query
 from recollect.index.rows import By
 
 
@@ -56,8 +56,6 @@ def rank_pictures(
         lock: held while the model is used, but not during the lookup.
     """
     parsed = [as_query(query) for query in queries]
-    for query in parsed:
-        check_terms(query)
     nonempty = [query for query in parsed if not query.empty]
     total = len(index) if by == "image" else index.texts
     searched = total if where is None else index.count_where(where)
