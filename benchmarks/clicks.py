@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from rich.progress import track
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -36,7 +37,7 @@ from recollect.classifiers.clicks.cutoff import cut_off
 from recollect.classifiers.clicks.model import ClickModel
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.files import read_json, write_json
-from recollect.core.progress import track
+from recollect.core.progress import console
 from recollect.core.seeding import numpy_generator
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources import open_source
@@ -199,7 +200,7 @@ def measure(
     texts = prompt_ensemble(model, [[fill(template, names[c]) for template in GENERAL_TEMPLATES] for c in chosen])
     results: dict[str, list[dict[str, Any]]] = {loop: [] for loop in loops}
     kernel, best = np.exp(2 * (pool @ pool.T - 1)), {}
-    for c, text in track(list(zip(chosen.tolist(), texts, strict=True)), title, unit="classes"):
+    for c, text in track(list(zip(chosen.tolist(), texts, strict=True)), title, console=console):
         truth = labels == c
         best[names[c]] = with_all_labels(kernel, truth)
         for start in (WORDS, *range(starts)):

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core import nearest
-from recollect.core.nearest import ExactNeighbors, exact_neighbors, merge_neighbors, nearest_by_numpy
+from recollect.core.nearest import (
+    ExactNeighbors,
+    exact_neighbors,
+    merge_neighbors,
+    nearest_by_numpy,
+    nearest_by_torch,
+)
 
 
 def loop(queries, matrix, k):
@@ -30,7 +36,7 @@ def in_blocks(probes, matrix, k, scores, group):
     before = nearest._SCORES, nearest._GROUP
     nearest._SCORES, nearest._GROUP = scores, group
     try:
-        return exact_neighbors(probes, matrix, k, device=torch.device("cpu"))
+        return ExactNeighbors(*nearest_by_torch(torch.from_numpy(probes), matrix, k, None, None)[::-1])
     finally:
         nearest._SCORES, nearest._GROUP = before
 

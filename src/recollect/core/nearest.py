@@ -13,7 +13,6 @@ from jaxtyping import Float, Float32, Int64
 from recollect.core.ordering import best_first
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _QUERIES = 512
@@ -42,10 +41,12 @@ def exact_neighbors(
     matrix: Float[np.ndarray, "rows width"],
     k: int,
     among: Int64[np.ndarray, " some"] | None = None,
-    device: torch.device | None = None,
     norms: Float32[np.ndarray, " rows"] | None = None,
 ) -> ExactNeighbors:
     """Find the k rows of ``matrix`` with the largest inner product with each query, by blocked matrix products.
+
+    If torch has been imported, they are computed on the best device, else by NumPy: importing torch takes longer than a
+    search.
 
     Ties are broken by row order. ``matrix`` may be memory-mapped and larger than memory: it is read block by block,
     once for every 512 queries. The k best scores of a block are in the k groups of 64 with the largest maxima, so only
@@ -56,7 +57,6 @@ def exact_neighbors(
         matrix: unit-norm rows; half-precision rows are converted block by block before they are multiplied.
         k: at most the number of rows searched.
         among: positions to search; all by default. The result has positions in ``matrix``.
-        device: device to compute on; the best available one by default.
         norms: norms of the rows, to divide products by; not divided by default. Rounding to half precision changes the
             norm of a row, and so all its cosines, by up to 2⁻¹¹.
 
@@ -73,11 +73,8 @@ def exact_neighbors(
     for start in range(0, len(queries), _QUERIES):
         some = slice(start, min(start + _QUERIES, len(queries)))
         block = np.ascontiguousarray(queries[some])
-        scores[some], rows[some] = (
-            _by_torch(block, matrix, k, among, norms, device)
-            if device is not None or "torch" in sys.modules  # importing torch takes longer than a search
-            else nearest_by_numpy(block, matrix, k, among, norms)
-        )
+        nearest = _by_torch if "torch" in sys.modules else nearest_by_numpy
+        scores[some], rows[some] = nearest(block, matrix, k, among, norms)
     return ExactNeighbors(rows if among is None else among[rows], scores)
 
 
@@ -92,18 +89,13 @@ def merge_neighbors(found: Sequence[ExactNeighbors], k: int) -> ExactNeighbors:
 
 
 def _by_torch(
-    queries: np.ndarray,
-    matrix: np.ndarray,
-    k: int,
-    among: np.ndarray | None,
-    norms: np.ndarray | None,
-    device: torch.device | None,
+    queries: np.ndarray, matrix: np.ndarray, k: int, among: np.ndarray | None, norms: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
     from recollect.core.types import best_device
 
-    scores, rows = nearest_by_torch(torch.from_numpy(queries).to(device or best_device()), matrix, k, among, norms)
+    scores, rows = nearest_by_torch(torch.from_numpy(queries).to(best_device()), matrix, k, among, norms)
     return scores.cpu().numpy(), rows.cpu().numpy()
 
 

@@ -3,11 +3,11 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,8 +21,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
-
-Step = TypeVar("Step")
 
 FIRST_LINE_SECONDS = 2.0
 """Delay before the first progress line if standard error is not a terminal; the delay doubles after each line."""
@@ -178,18 +176,6 @@ def progress(
             yield counter
         finally:
             counter.stop()
-
-
-def track(
-    items: Iterable[Step], description: str, total: int | float | None = None, unit: str = "it"
-) -> Iterator[Step]:
-    """Yield ``items`` with a progress bar."""
-    if total is None and hasattr(items, "__len__"):
-        total = len(items)  # type: ignore[arg-type]
-    with progress(description, total, unit) as counter:
-        for item in items:
-            yield item
-            counter.advance()
 
 
 def note(text: str) -> None:

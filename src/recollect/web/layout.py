@@ -25,21 +25,19 @@ class Layout:
     method: str
 
 
-def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
+def lay_out(vectors: np.ndarray) -> Layout:
     """Lay out embeddings in two dimensions by t-SNE of up to `ANCHORS` rows; place the others near similar anchors.
 
     Args:
         vectors: unit-norm (rows, width).
-        seed: seed of the sample and of t-SNE.
     """
-    rows = np.arange(len(vectors))
+    rows, rng = np.arange(len(vectors)), np.random.default_rng(0)
     if len(rows) < 2:
         return Layout(rows, np.full((len(rows), 2), 0.5, dtype=np.float32), "a single point")
     if len(rows) > MAX_POINTS:
-        rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MAX_POINTS, replace=False))
-    rng = np.random.default_rng(seed)
+        rows = np.sort(rng.choice(len(vectors), MAX_POINTS, replace=False))
     anchors = np.sort(rng.choice(len(rows), ANCHORS, replace=False)) if len(rows) > ANCHORS else np.arange(len(rows))
-    points, method = _lay_out_anchors(vectors[rows[anchors]], seed)
+    points, method = _lay_out_anchors(vectors[rows[anchors]])
     if len(rows) > ANCHORS:
         points = _place_near_anchors(vectors[rows], vectors[rows[anchors]], points)
         points += rng.normal(0, _JITTER, points.shape) * (points.max(axis=0) - points.min(axis=0))
@@ -48,13 +46,13 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
     return Layout(rows, ((points - low) / np.maximum(high - low, 1e-9)).astype(np.float32), method)
 
 
-def _lay_out_anchors(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
+def _lay_out_anchors(vectors: np.ndarray) -> tuple[np.ndarray, str]:
     """Return two-dimensional positions of up to `ANCHORS` vectors, and the method."""
     centered = vectors - vectors.mean(axis=0)
     if len(centered) >= 10:
         from sklearn.manifold import TSNE
 
-        tsne = TSNE(init="pca", perplexity=min(30.0, (len(centered) - 1) / 3), random_state=seed, max_iter=500)
+        tsne = TSNE(init="pca", perplexity=min(30.0, (len(centered) - 1) / 3), random_state=0, max_iter=500)
         return tsne.fit_transform(centered), "t-SNE"
     axes = np.linalg.svd(centered, full_matrices=False)[2][:2]
     return np.pad(centered @ axes.T, ((0, 0), (0, 2 - len(axes)))), "principal components"

@@ -199,16 +199,16 @@ class Sorting:
             "held_out": dict(classifier.calibration),
         }
 
-    def sorted_as(self, ids: Sequence[str], alpha: float = 0.1) -> dict[str, dict[str, Any]]:
+    def sorted_as(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return for each id its label (None if no label matches), its probability if there are enough marks to report
-        one, and the labels that cannot be ruled out at error rate ``alpha``."""
+        one, and the labels that cannot be ruled out at an error rate of 0.1."""
         found = self.sorted(self.library.view())
         names, row_of = found.classifier.classes, found.view.row_of
         known = [id for id in ids if id in row_of]
         rows = [row_of[id] for id in known]
         possible: np.ndarray | None = None
         if found.classifier.enough_examples and rows:
-            possible = found.classifier.predict_set(found.view.vectors[rows], alpha)
+            possible = found.classifier.predict_set(found.view.vectors[rows], 0.1)
         return {
             id: {
                 "says": None if found.unknown[row] else names[found.best[row]],

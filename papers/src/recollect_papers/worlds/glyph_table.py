@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import PIL
 from PIL import Image, ImageDraw, ImageFont
+from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from scipy import ndimage
@@ -20,7 +21,7 @@ from scipy import ndimage
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.paths import cache_folder
-from recollect.core.progress import track
+from recollect.core.progress import console
 from recollect.core.seeding import derive_seed
 
 SIZE = 28
@@ -148,7 +149,7 @@ def _draw_table() -> GlyphTable:
     candidates = sorted(present[0] | {code for codes in present[1:] for code in codes if code < 0x20000})
     codes, scripts, first, faces, masks = [], [], [0], [], []
     seen: set[bytes] = set()
-    for code in track(candidates, "draw characters", unit="characters"):
+    for code in track(candidates, "draw characters", console=console, disable=not console.is_terminal):
         if not _wanted(code):
             continue
         drawn = [(face, mask) for face, font in enumerate(fonts) if code in present[face]
