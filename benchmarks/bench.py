@@ -32,7 +32,6 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.nearest import exact_neighbors
 from recollect.core.progress import output
@@ -46,6 +45,7 @@ from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.precision import Precision
 from recollect.training.step import EncoderTowers, Inputs, StepOptions
 from recollect_papers.study import StudyTable
+from recording import script_options
 from training import alone, peak_memory, random_inputs, step_of
 
 Scale = Literal["tiny", "full", "large", "gpu"]

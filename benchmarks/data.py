@@ -23,7 +23,6 @@ from PIL import Image, ImageFilter
 from rich.console import Console
 from rich.table import Table
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import best_device
@@ -33,7 +32,7 @@ from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.images import decode
 from recollect.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
-from recording import this_command, where
+from recording import script_options, this_command, where
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image, ImageDraw, ImageFont
 
-from recollect.cli.parser import Arg, script_options
+from recollect.cli.parser import Arg
 from recollect.core.files import write_json
 from recollect.core.progress import progress
 from recollect.index.duplicates import HASH_BITS
 from recollect.index.picture import phash_of
 from recollect.index.same_picture import PreparedPicture, near_identical
-from recording import this_command
+from recording import script_options, this_command
 
 CHOSEN_ON = (
     "fashion", "pacs sketch", "flickr8k", "caltech101", "windows", "grocery", "pacs cartoon", "terminals", "documents",

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery
@@ -24,7 +23,7 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder, build_model
 from recollect_papers.efsa.cost import CostMeter
 from recollect_papers.efsa.sequential import SequentialEpisodes
-from recording import this_command, where
+from recording import script_options, this_command, where
 from training import best_seconds
 
 WORDS = (

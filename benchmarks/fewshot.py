@@ -25,11 +25,11 @@ from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect.evaluation.few_shot_protocol import FewShotTask
 from recollect_papers.peers.ape import channel_scores
 from recollect_papers.study import StudyTable
+from recording import script_options
 
 Figures = dict[str, Any]
 

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.index import Index, Rows
-from recording import this_command, where
+from recording import script_options, this_command, where
 
 
 @dataclass(frozen=True)

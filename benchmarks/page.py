@@ -27,13 +27,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.progress import progress
 from recollect.core.types import caption_prefix
 from recollect.index import File, Index, Rows
 from recollect.models import build_model, load_model
-from recording import this_command
+from recording import script_options, this_command
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-precise-memory-info"]

@@ -1,4 +1,4 @@
-"""Provenance of result files: command, machine and versions."""
+"""Options of the scripts, and provenance of result files: command, machine and versions."""
 
 import os
 import platform
@@ -6,9 +6,23 @@ import shlex
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+from recollect.cli.parser import parse
+from recollect.core.errors import UserError
+
+_T = TypeVar("_T")
+
+
+def script_options(kind: type[_T]) -> _T:
+    """Parse the command line of a script; on invalid options, print one line and exit with status 2."""
+    try:
+        return parse(kind, sys.argv[1:], Path(sys.argv[0]).name)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def this_command() -> str:

@@ -13,12 +13,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.nearest import exact_neighbors
 from recollect.efsa.memory import TensorMemory
 from recollect.evaluation.ranks import streaming_ranks
-from recording import this_command, where
+from recording import script_options, this_command, where
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
 from recollect.data.sources.stream import MAX_OPEN_SHARDS, open_stream
@@ -30,6 +29,7 @@ from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.objectives.shards import Shard
 from recollect.training.precision import autocast
 from recollect_papers.study import StudyTable
+from recording import script_options
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench"
 MEMORY, READING = RESULTS / "memory-1m.json", RESULTS / "data.json"

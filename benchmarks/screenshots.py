@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from PIL import Image
 
 from page import CHROMIUM, serve
-from recollect.cli.parser import Arg, script_options
+from recollect.cli.parser import Arg
+from recording import script_options
 
 SIZES = {"": (1200, 760), "-phone": (390, 780)}
 

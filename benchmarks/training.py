@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.core.types import best_device
@@ -21,7 +20,7 @@ from recollect.models import DualEncoder, build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.optimizer import Optimizer, build_optimizer
 from recollect.training.step import Inputs, Precision, StepOptions, train_step
-from recording import this_command, where
+from recording import script_options, this_command, where
 
 
 @dataclass(frozen=True)

@@ -243,15 +243,6 @@ def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = 
     return build(kind, default, values)
 
 
-def script_options(kind: type[_T]) -> _T:
-    """Parse the command line of a script; on invalid options, print one line and exit with status 2."""
-    try:
-        return parse(kind, sys.argv[1:], Path(sys.argv[0]).name)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
 def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = None) -> argparse.ArgumentParser:
     """Build an `argparse` parser for the options of ``kind``."""
     known = list(options_of(kind)) if known is None else known
