@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recollect_papers.study import public_names
+
 PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
 TEXTS = {"lixp": "lixp", "prefix": "prefix-conditioning", "reco": "reco", "efsa": "efsa"}
 COUNTS = {"lixp": 248, "prefix": 344, "reco": 199, "efsa": 468}
@@ -48,3 +50,11 @@ def test_every_row_is_in_the_papers_text(paper):
             rest = wanted[first:]
             assert not rest or longest(rest, stream) == len(rest), (name, row, rest)
     assert checked == COUNTS[paper]
+
+
+def test_public_names_are_unique():
+    assert public_names(("/a/one/model", "/b/two/model", "x/y")) == {
+        "/a/one/model": "one/model", "/b/two/model": "two/model", "x/y": "x/y",
+    }  # fmt: skip
+    assert list(public_names(("/a/one/model", "/b/one/model")).values()) == ["a/one/model", "b/one/model"]
+    assert public_names(()) == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recollect.core.places import model_name, public_names, public_place
+from recollect.core.places import model_name, public_place
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,6 @@ from recollect.core.places import model_name, public_names, public_place
 )
 def test_a_public_name_reveals_no_local_path_or_secret(place, shown):
     assert public_place(place) == shown
-
-
-def test_public_names_are_unique():
-    assert public_names(("/a/one/model", "/b/two/model", "x/y")) == {
-        "/a/one/model": "one/model", "/b/two/model": "two/model", "x/y": "x/y",
-    }  # fmt: skip
-    assert list(public_names(("/a/one/model", "/b/one/model")).values()) == ["a/one/model", "b/one/model"]
-    assert public_names(()) == {}
 
 
 def test_all_spellings_of_a_path_give_the_same_model_name(tmp_path, monkeypatch):

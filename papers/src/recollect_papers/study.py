@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 
 from recollect.cli.parser import Arg
 from recollect.core.files import write_json, write_text
+from recollect.core.places import public_place
 from recollect.efsa.options import EpisodeOptions
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 
@@ -20,6 +21,15 @@ Scale = Literal["smoke", "small", "full"]
 def over(count: int, what: str) -> str:
     """Describe the number of runs behind a figure."""
     return f"one {what}" if count == 1 else f"mean ± std over {count} {what}s"
+
+
+def public_names(places: Sequence[str]) -> dict[str, str]:
+    """Map each place to its `public_place`, with as many path components as make the names unique."""
+    for parts in range(1, max((len(Path(place).parts) for place in places), default=0) + 1):
+        names = {place: public_place(place, parts) for place in places}
+        if len(set(names.values())) == len(names):
+            return names
+    return {place: place for place in places}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Names of models, indexes and files in results, without local folders, user names and keys."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 _LOCAL_PREFIXES = ("/", "~", "../")
@@ -40,12 +39,3 @@ def model_name(place: str, fingerprint: str) -> str:
         if path.startswith(os.path.join(here, "")):
             return Path(os.path.relpath(path, here)).as_posix()
     return f"{public_place(os.path.abspath(place))} {fingerprint[:8]}"
-
-
-def public_names(places: Sequence[str]) -> dict[str, str]:
-    """Map each place to its `public_place`, with as many path components as make the names unique."""
-    for parts in range(1, max((len(Path(place).parts) for place in places), default=0) + 1):
-        names = {place: public_place(place, parts) for place in places}
-        if len(set(names.values())) == len(names):
-            return names
-    return {place: place for place in places}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.core.places import public_names, public_place
+from recollect.core.places import public_place
 from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.efsa.options import EpisodeOptions
@@ -25,7 +25,7 @@ from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, Tuni
 from recollect_papers.efsa.rewording import corrupted_captions
 from recollect_papers.runs import figures_of, run_folder, run_parallel, train_once
 from recollect_papers.store import cached, content, content_key, file_content
-from recollect_papers.study import Scale, StudyOptions
+from recollect_papers.study import Scale, StudyOptions, public_names
 
 SCENES = "glyphs:scenes?turned=50"
 WORLDS_BY_SCALE: Mapping[Scale, str] = {

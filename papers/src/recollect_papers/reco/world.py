@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.places import public_names
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source, split_of
 from recollect.data.sources.subset import Subset
@@ -29,7 +28,7 @@ from recollect_papers.reco.glyphs import (
     training_sources,
 )
 from recollect_papers.runs import run_folder, train_once
-from recollect_papers.study import Scale, StudyOptions
+from recollect_papers.study import Scale, StudyOptions, public_names
 
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: a test run without meaningful results",
