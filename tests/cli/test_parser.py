@@ -174,16 +174,6 @@ def test_an_error_in_a_config_names_the_file(text, message, tmp_path):
     assert str(file) in str(error.value)
 
 
-def test_null_values_of_removed_options_are_ignored_in_a_config(tmp_path):
-    """Recipes saved by earlier versions list all options, with null for unset ones."""
-    file = tmp_path / "options.json"
-    file.write_text('{"k": 3, "model": {"dropout": null}}')
-    assert parsed("m", "--config", str(file)).k == 3
-    file.write_text('{"kk": null}')
-    with pytest.raises(UserError, match="no such option: kk"):
-        parsed("m", "--config", str(file))
-
-
 def test_an_option_without_effect_gives_a_one_line_warning(capsys, monkeypatch):
     monkeypatch.setattr(progress.console, "_file", sys.stderr)
     warn_unused(Command("m", k=3), "k", "share", why="there is nothing to count.")

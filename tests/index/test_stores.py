@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from index_rows import WIDTH, make_rows, unit
 from recollect.core.errors import UserError
 from recollect.index import Index, Rows, parse_filter
-from recollect.index.rows import merged_facts
 
 FILTERS = (
     "source = 'emoji'",
@@ -219,10 +218,6 @@ def test_a_removed_picture_keeps_its_vectors_but_is_not_found_until_it_is_restor
     assert index.restore(["row 1"]) == 1
     assert index.restore() == 2
     assert len(index) == 20
-
-
-def test_user_values_stored_by_earlier_versions_are_kept():
-    assert merged_facts((), {"values": {"stars": 5, "gone": None}})["metadata"] == {"stars": 5}
 
 
 def test_user_captions_can_be_set_searched_and_deleted(index, encoder):

@@ -12,7 +12,7 @@ from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 
 GALLERY_FORMAT = 4
-"""Version of the JSON format. Since 4, all warnings about a query are in its notes."""
+"""Version of the JSON format."""
 
 _SIDE = 224
 

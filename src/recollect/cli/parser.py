@@ -362,10 +362,6 @@ def warn(text: str) -> None:
 # ---------------------------------------------------------------- settings files
 
 
-_REMOVED = frozenset({"model.dropout"})
-"""Removed options that recipes of earlier versions contain as null."""
-
-
 def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
     """Read and check the options in a settings file.
 
@@ -375,8 +371,6 @@ def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
     options, values = {option.key: option for option in known}, {}
     for key, value in _dotted(read_options_file(file)):
         option = options.get(key)
-        if key in _REMOVED and value is None:
-            continue
         if option is None:
             near = get_close_matches(key, options, 1)
             guess = f"Did you mean {near[0]}?" if near else "The file may be from another command or version."

@@ -157,7 +157,7 @@ def upsert_merged(index: Any, rows: Rows) -> None:
 def _exif(files: Sequence[File], known: str, entry: int) -> str:
     """Return the first EXIF value among the files; ``known`` if there is none and some file has no EXIF record.
 
-    Files indexed by older versions have no EXIF record, so ``known`` may come from them.
+    Rows inserted as arrays have files without one.
     """
     values = [exif[entry] for file in files if (exif := json.loads(file.said).get("exif"))]
     return next(filter(None, values), "" if files and len(values) == len(files) else known)

@@ -34,7 +34,7 @@ twice that if both vectors are rounded: 1 - cos <= 2^-21.
 """
 
 FORMAT = 3
-"""Format version of an index on disk. Formats 1 and 2 stored image-text pairs."""
+"""Format version of an index on disk."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,6 @@ def merged_facts(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any
         captions |= dict.fromkeys(said.get("captions", ()))
         labels |= dict.fromkeys(said.get("labels", ()))
         metadata = {**said.get("metadata", {}), **metadata}
-    metadata |= own.get("values", {})  # written by older versions
     metadata = {key: value for key, value in metadata.items() if value is not None}
     return {"captions": tuple(captions), "labels": tuple(labels), "metadata": metadata}
 
