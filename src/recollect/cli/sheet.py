@@ -1,6 +1,5 @@
 """Write predictions as CSV, JSON and an HTML page."""
 
-import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from recollect.classifiers.predictions import NONE_OF_THESE, Classification, Prediction
+from recollect.core.cells import write_cells
 from recollect.core.files import write_json, write_text
 from recollect.core.templates import render
-from recollect.core.words import escape_formula
 from recollect.data.sources.images import BrokenImageError, decode, jpeg_url
 
 SHEET_COLUMNS = (
@@ -22,15 +21,14 @@ SHEET_COLUMNS = (
 
 def save_csv(found: Classification, path: str | Path) -> None:
     """Write one line per image: prediction, confidence, runner-up, possible classes, nearest example."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(SHEET_COLUMNS)
+    text, rows = io.StringIO(), []
     for item in found.predictions:
         near = item.nearest[0] if item.nearest else None
         example, similarity = (near.file, f"{near.similarity:.4f}") if near else ("", "")
         confidence, possible = f"{item.confidence:.4f}", "|".join(item.possible)
-        row = [item.file, item.label, confidence, item.runner_up, item.unknown, possible, example, similarity]
-        writer.writerow([escape_formula(value) for value in row])
+        about = (item.label, confidence, item.runner_up, item.unknown, possible, str(example), similarity)
+        rows.append((str(item.file), *about))
+    write_cells(text, SHEET_COLUMNS, rows)
     write_text(path, text.getvalue())
 
 

@@ -1,7 +1,9 @@
-"""Read CSV files as spreadsheets write them."""
+"""CSV files that spreadsheets write and read."""
 
 import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 from recollect.core.errors import UserError
 from recollect.core.words import counted
@@ -67,6 +69,17 @@ def check_cells(file: Path, separator: str) -> bool:
             f"double quotes around texts that contain {separator!r}."
         )
     return first is not None
+
+
+def write_cells(file: TextIO, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV; texts that a spreadsheet would read as formulas are escaped."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([f"'{value}" if _is_formula(value) else value for value in row] for row in rows)
+
+
+def _is_formula(value: Any) -> bool:
+    return isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r")
 
 
 def not_utf8(file: Path) -> str:

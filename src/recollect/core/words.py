@@ -37,9 +37,3 @@ def is_utf8(text: str) -> bool:
 def normalized_name(name: str) -> str:
     """Normalize a name, so that names are equal if they differ only in case, spaces or Unicode form."""
     return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())
-
-
-def escape_formula(value: object) -> object:
-    """Escape a value that spreadsheets would read as a formula."""
-    text = str(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value

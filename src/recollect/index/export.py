@@ -1,6 +1,5 @@
 """Export an index as Parquet with vectors, CSV, or COCO (JSON)."""
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -10,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recollect.core.cells import write_cells
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
 from recollect.core.validation import refuse
-from recollect.core.words import escape_formula
 from recollect.index.annotations import LABELED, labels_in_column
 from recollect.index.index import Index
 from recollect.index.picture import PICTURE_FACTS, Picture
@@ -89,15 +88,9 @@ def _write_parquet(index: Index, wanted: Sequence[str], out: Path) -> None:
 def _write_csv(index: Index, wanted: Sequence[str], out: Path) -> None:
     names = ("id", "path", "captions", "labels", "source", *_FACTS, "metadata")
     with atomic_path(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(names)
-        for pictures in _blocks(index, wanted):
-            rows = ({**_facts(each), **_json(captions=each.captions, labels=each.labels)} for each in pictures)
-            writer.writerows([_cell(row[name]) for name in names] for row in rows)
-
-
-def _cell(value: Any) -> Any:
-    return escape_formula(value) if isinstance(value, str) else value
+        pictures = (each for block in _blocks(index, wanted) for each in block)
+        rows = ({**_facts(each), **_json(captions=each.captions, labels=each.labels)} for each in pictures)
+        write_cells(file, names, ([row[name] for name in names] for row in rows))
 
 
 def _facts(picture: Picture) -> dict[str, Any]:

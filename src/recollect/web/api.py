@@ -1,6 +1,5 @@
 """JSON API of the page, and its static files."""
 
-import csv
 import io
 import shutil
 from importlib.resources import files
@@ -16,8 +15,8 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from recollect.core.cells import write_cells
 from recollect.core.errors import UserError
-from recollect.core.words import escape_formula
 from recollect.index import Picture
 from recollect.index.exif import exif_table
 from recollect.index.facets import FACETS
@@ -388,10 +387,7 @@ def table(session: Opened, kind: Literal["csv", "parquet"], where: _Where = "") 
         pq.write_table(found, data)
     else:
         texts = io.TextIOWrapper(data, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(texts, lineterminator="\n")
-        writer.writerow(found.column_names)
-        for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
-            writer.writerow([escape_formula(value) if isinstance(value, str) else value for value in row])
+        write_cells(texts, found.column_names, zip(*(each.to_pylist() for each in found.columns), strict=True))
     return _download(data.getvalue(), f"labels.{kind}")
 
 
