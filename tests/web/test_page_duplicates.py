@@ -11,7 +11,6 @@ from colors import COLORS, ColorEncoder, paint
 from pages import until
 from recollect.core.progress import progress
 from recollect.index import Index
-from recollect.web import duplicates
 
 NEAR = "/api/duplicates?kind=near-identical"
 
@@ -53,10 +52,10 @@ def test_the_page_shows_the_duplicates_of_the_index(page):
 
 
 def test_a_failed_search_for_duplicates_is_reported(page, monkeypatch):
-    def fails(index):
+    def fails(index, threshold=0.94):
         raise RuntimeError("the store has a bad day")
 
-    monkeypatch.setattr(duplicates, "find_groups", fails)
+    monkeypatch.setattr(Index, "duplicates", fails)
     answer = find_duplicates(page)
     assert (answer["state"], "bad day" in answer["error"]) == ("failed", True)
 

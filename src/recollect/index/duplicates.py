@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -58,6 +58,13 @@ class Duplicates:
     def spare(self) -> list[str]:
         """All but the first picture of each near-identical group."""
         return [id for group in self.near_identical for id in group[1:]]
+
+    @cached_property
+    def groups(self) -> dict[str, list[tuple[str, ...]]]:
+        """Ids of each group by kind, largest first; identical files are one picture, so these groups have one id."""
+        identical = sorted(self.identical, key=lambda id: (-len(self.identical[id]), id))
+        near, similar = (sorted(each, key=lambda ids: (-len(ids), ids)) for each in (self.near_identical, self.similar))
+        return {"identical": [(id,) for id in identical], "near-identical": near, "similar": similar}
 
 
 def find_duplicates(index: Any, threshold: float) -> Duplicates:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.progress import watched
-from recollect.index import Index
+from recollect.index import Duplicates
 from recollect.web.library import Library
-
-KINDS = ("identical", "near-identical", "similar")
 
 SHOWN_GROUPS = 40
 """Groups per answer."""
@@ -29,8 +27,7 @@ class _Search:
     done: float = 0
     total: float | None = None
     error: str = ""
-    groups: dict[str, list[list[str]]] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
+    found: Duplicates = field(default_factory=Duplicates)
 
     def step(self, what: str, done: float, total: float | None) -> None:
         """Record progress; ends the search if it was stopped."""
@@ -68,7 +65,7 @@ class DuplicateFinder:
     def _run(self, search: _Search) -> None:
         try:
             with watched(search.step):
-                groups, skipped = find_groups(self.library.index)
+                found = self.library.index.duplicates()
         except _StoppedError:
             return
         except Exception as error:  # any error; otherwise the page would wait forever
@@ -76,13 +73,13 @@ class DuplicateFinder:
             return
         with self._lock:
             if search.state == "running":
-                search.state, search.groups, search.skipped = "done", groups, skipped
+                search.state, search.found = "done", found
 
     def progress(self) -> dict[str, Any]:
         """Return the state (``idle``, ``running``, ``done``, ``stopped`` or ``failed``) and progress of the search."""
         search = self._search
-        facts = {name: getattr(search, name) for name in ("state", "what", "done", "total", "error", "skipped")}
-        return {**facts, "changed": search.version != self.library.version}
+        facts = {name: getattr(search, name) for name in ("state", "what", "done", "total", "error")}
+        return {**facts, "skipped": search.found.skipped, "changed": search.version != self.library.version}
 
     def answer(self, shown: set[str], kind: str, start: int) -> dict[str, Any]:
         """Return progress, the number of groups and pictures of each kind, and a page of groups of one kind.
@@ -92,10 +89,10 @@ class DuplicateFinder:
             kind: kind of the groups to return.
             start: number of the first group to return.
         """
-        groups: dict[str, list[list[str]]] = {each: [] for each in KINDS}
-        for name, found in self._search.groups.items():
-            some = ([id for id in ids if id in shown] for ids in found)
-            groups[name] = [ids for ids in some if len(ids) > (name != "identical")]
+        groups = {
+            name: [ids for group in found if len(ids := [id for id in group if id in shown]) > (name != "identical")]
+            for name, found in self._search.found.groups.items()
+        }
         return {
             **self.progress(),
             "counts": {each: {"groups": len(of), "pictures": sum(map(len, of))} for each, of in groups.items()},
@@ -130,23 +127,6 @@ class DuplicateFinder:
                 for each in pictures
             ],
         }
-
-
-def find_groups(index: Index) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
-    """Return the groups of `Index.duplicates` by kind, largest first.
-
-    Files with equal pixels are one picture in the index, so an ``identical`` group has a single id.
-
-    Returns:
-        Ids of each group, with the picture to keep first; and a sentence for each kind of comparison that was skipped.
-    """
-    found = index.duplicates()
-    files = sorted(found.identical.items(), key=lambda each: (-len(each[1]), each[0]))
-    near, similar = (
-        sorted(map(list, alike), key=lambda each: (-len(each), each)) for alike in (found.near_identical, found.similar)
-    )
-    identical = [[id] for id, _ in files]
-    return dict(zip(KINDS, (identical, near, similar), strict=True)), tuple(found.skipped)
 
 
 def _size(path: str) -> int:
