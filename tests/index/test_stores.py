@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from index_rows import WIDTH, make_rows, unit
 from recollect.core.errors import UserError
 from recollect.index import Index, Rows, parse_filter
+from recollect.index.stores.base import STORES, is_index
 
 FILTERS = (
     "source = 'emoji'",
@@ -240,3 +241,10 @@ def test_rows_may_lack_captions_or_pictures_and_an_index_may_be_empty(index):
     index.store.delete(index.ids)
     assert index.lookup(np.eye(WIDTH, dtype=np.float32)[:2], 3).ids.tolist() == [[""] * 3] * 2
     assert len(index.search(np.eye(WIDTH, dtype=np.float32)[0])) == 0
+
+
+def test_an_index_is_a_folder_with_a_table_or_a_url_of_a_store(tmp_path, monkeypatch):
+    monkeypatch.setitem(STORES.data, "shelf", "shelves:ShelfStore")
+    Index.create(tmp_path / "index", width=4, model="m")
+    assert [is_index(each) for each in ("shelf://one", "milvus://host:1/one", str(tmp_path / "index"))] == [True] * 3
+    assert not any(is_index(each) for each in ("https://host/one.tar", str(tmp_path), str(tmp_path / "none")))

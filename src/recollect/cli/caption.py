@@ -49,10 +49,11 @@ class Caption:
         """Caption, and print a summary."""
         from recollect.efsa.captioner import TransformersCaptioner, caption_index
         from recollect.index import Index
+        from recollect.index.stores.base import is_index
 
         check_number("--batch-size", self.batch_size, least=1)
         check_writable(self.out, "--out")
-        missing = not _is_index(self.target) and "/" in self.target and not Path(self.target).exists()
+        missing = not is_index(self.target) and "/" in self.target and not Path(self.target).exists()
         refuse(
             (
                 (self.model is None) == (self.captions is None),
@@ -60,7 +61,7 @@ class Caption:
             ),
             (missing, f"{self.target}: no such index or source. `recollect index build` creates an index."),
         )
-        if not _is_index(self.target):
+        if not is_index(self.target):
             self._caption_source()
             return
         warn_unused(self, "split", "out", why="captions of an index are stored in the index.")
@@ -78,7 +79,8 @@ class Caption:
 
     def _caption_source(self) -> None:
         """Write captions of a source to a file."""
-        from recollect.data.sources import open_source, split_of
+        from recollect.cli.defaults import split_for
+        from recollect.data.sources import open_source
         from recollect.efsa.caption_file import CaptionFile
         from recollect.efsa.captioner import TransformersCaptioner, caption_source
 
@@ -89,8 +91,7 @@ class Caption:
         )
         assert self.model is not None
         assert self.out is not None
-        split = None if split_of(self.target) else self.split
-        source = open_source(self.target, split=split, keep_textless=True)
+        source = open_source(self.target, split=split_for(self.target, self.split), keep_textless=True)
         captioner = TransformersCaptioner(self.model, self.captioner, self.device)
         _print(caption_source(source, captioner, CaptionFile(self.out), self.batch_size), str(self.out))
 
@@ -114,9 +115,3 @@ def _print(report: "CaptionReport", place: str) -> None:
         say(f"{counted(report.unreadable, 'picture')} skipped: the file cannot be opened", "yellow")
     if report.empty:
         say(f"{counted(report.empty, 'empty caption')}: the model returned no text", "yellow")
-
-
-def _is_index(address: str) -> bool:
-    from recollect.index.stores.base import is_index_folder
-
-    return address.startswith("milvus://") or is_index_folder(Path(address))

@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,6 +34,17 @@ def resolve_stored(name: str, place: str | Path) -> str:
     return next((str(folder / name) for folder in (here, *here.parents) if (folder / name).exists()), name)
 
 
+def visible_files(folder: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
+    """Yield the files in a folder and its subfolders in any order, without hidden ones and without following links.
+
+    Args:
+        on_error: called for each folder that cannot be read; they are skipped by default.
+    """
+    for place, folders, names in os.walk(folder, onerror=on_error):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (os.path.join(place, name) for name in names if not name.startswith("."))
+
+
 def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """List the files in a folder and its subfolders, without hidden ones; links to folders are not followed.
 
@@ -43,16 +55,14 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
         UserError: the folder itself cannot be read.
     """
     files, unreadable = list[str](), list[Path]()
-    for place, folders, names in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (os.path.join(place, name) for name in names if not name.startswith(".")):
-            try:
-                if stat.S_ISREG(os.stat(path).st_mode):
-                    files.append(path)
-            except PermissionError:
-                unreadable.append(Path(path))
-            except OSError:
-                continue  # a broken or circular link
+    for path in visible_files(folder, lambda error: unreadable.append(Path(error.filename))):
+        try:
+            if stat.S_ISREG(os.stat(path).st_mode):
+                files.append(path)
+        except PermissionError:
+            unreadable.append(Path(path))
+        except OSError:
+            continue  # a broken or circular link
     if folder in unreadable:
         raise UserError(f"{folder}: no permission to read this folder. Name another folder, or change its permissions.")
     files.sort(key=lambda path: path.split(os.sep))  # the order of Path; sorting a million Paths takes a minute

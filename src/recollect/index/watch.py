@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recollect.core.errors import UserError
+from recollect.core.paths import visible_files
 from recollect.core.validation import refuse
 from recollect.data.sources.images import METADATA, PICTURE_ENDINGS, note
 from recollect.index.index import Index
@@ -112,11 +113,9 @@ def pictures_below(folder: Path) -> Iterator[str]:
 
 def _files_below(folder: Path) -> Iterator[str]:
     """Yield the paths of pictures, their caption files and metadata files."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and (_is_picture(name) or name in METADATA or name.lower().endswith(".txt")):
-                yield os.path.join(place, name)
+    for path in visible_files(folder):
+        if _is_picture(path) or os.path.basename(path) in METADATA or path.lower().endswith(".txt"):
+            yield path
 
 
 def _is_picture(path: str) -> bool:

@@ -9,7 +9,6 @@ import hashlib
 import os
 import tarfile
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 
 from recollect.core.content import modification_hash, portable_hash, reads_every_byte
 from recollect.core.errors import UserError, user_errors
+from recollect.core.recent import LruCache
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.sources.columns import SUFFIXES, Columns, texts_in
@@ -95,8 +95,8 @@ class StreamedSource(Source):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open: OrderedDict[int, _Row] = OrderedDict()
-        self._texts: OrderedDict[int, _Row] = OrderedDict()
+        self._open: LruCache[int, _Row] = LruCache(MAX_OPEN)
+        self._texts: LruCache[int, _Row] = LruCache(_MAX_TEXT_BLOCKS)
         self._opening = threading.Lock()
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
@@ -171,18 +171,13 @@ class StreamedSource(Source):
     def _row(self, index: int, texts_only: bool = False) -> tuple[dict[str, Any], str]:
         number, block, position = self._block(index)
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {position}"
-        columns = self.columns
+        cache, columns = self._open, self.columns
         with self._opening:  # several threads read ahead
-            cache, limit = self._open, MAX_OPEN
             if texts_only and block.group >= 0 and number not in cache:
-                cache, limit, columns = self._texts, _MAX_TEXT_BLOCKS, Columns(caption=columns.caption)
-            if number not in cache:
-                cache[number] = _open_block(block, where, columns)
+                cache, columns = self._texts, Columns(caption=columns.caption)
+            if (row := cache.get(number)) is None:
+                row = cache.put(number, _open_block(block, where, columns))
                 self.opened += 1
-                if len(cache) > limit:
-                    cache.popitem(last=False)
-            cache.move_to_end(number)
-            row = cache[number]
         with user_errors(f"{where}: cannot be read", OSError, IndexError, raises=BrokenImageError):
             return row(position), where
 

@@ -247,6 +247,12 @@ def is_index_folder(folder: Path) -> bool:
     return (folder / TABLE_FOLDER).is_dir()
 
 
+def is_index(address: str) -> bool:
+    """Whether an address is the URL of a store, or a folder that contains an index."""
+    scheme, mark, _ = address.partition("://")
+    return scheme in STORES if mark else is_index_folder(Path(address))
+
+
 def store_class(address: str) -> Any:
     """Return the store class for an address."""
     scheme, mark, _ = address.partition("://")
