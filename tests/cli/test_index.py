@@ -100,6 +100,14 @@ def test_an_index_is_described_exported_compacted_and_verified(run, recollect, w
     assert file.name in done.stdout
 
 
+def test_the_device_is_used_also_with_the_default_model(recollect, world):
+    """It was ignored without --model."""
+    for words in (("build", world / "photos", "--out", world / "new"), ("add", world / "index", world / "photos")):
+        done = recollect("index", *words, "--device", "nonsense", check=False)
+        assert done.returncode == 2
+        assert "nonsense" in done.stderr
+
+
 def test_invalid_options_are_rejected(recollect, world, built):
     index = world / "index"
     for words in (

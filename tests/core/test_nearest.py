@@ -36,7 +36,8 @@ def in_blocks(probes, matrix, k, scores, group):
     before = nearest._SCORES, nearest._GROUP
     nearest._SCORES, nearest._GROUP = scores, group
     try:
-        return ExactNeighbors(*nearest_by_torch(torch.from_numpy(probes), matrix, k, None, None)[::-1])
+        best, order = nearest_by_torch(torch.from_numpy(probes), matrix, k, None, None)
+        return ExactNeighbors(order.numpy(), best.numpy())
     finally:
         nearest._SCORES, nearest._GROUP = before
 

@@ -12,7 +12,7 @@ from recollect.core.words import counted
 from recollect.index.options import IngestOptions
 
 if TYPE_CHECKING:
-    from recollect.core.types import Encoder, Source
+    from recollect.core.types import Source
     from recollect.index import Duplicates, Index
 
 _MAX_LISTED = 10
@@ -26,7 +26,7 @@ class OnIndex:
     index: Annotated[str, Arg(place="INDEX")]
     """Folder of the index, or milvus://host:port/collection."""
 
-    def open(self, model: "Encoder | str | None" = None) -> "Index":
+    def open(self, model: str | None = None) -> "Index":
         """Open the index."""
         from recollect.index import Index
 
@@ -86,13 +86,14 @@ class Build:
     def run(self) -> None:
         """Build, and print what was added."""
         from recollect.index import Index
+        from recollect.index.model import encoder_and_name
 
         check_writable(None if "://" in self.out else self.out, "--out", "folder")
         source = self.source_options.open(self.source)
-        model = _model(self.model, self.source_options.device)
+        encoder, model = encoder_and_name(self.model, self.source_options.device)
         index = Index.build(
-            source, model, out=self.out, name=self.source_options.name, options=self.source_options.ingest,
-            precision=self.precision, model_name=self.model or "",
+            source, encoder, out=self.out, name=self.source_options.name, options=self.source_options.ingest,
+            precision=self.precision, model_name=model,
         )  # fmt: skip
         _print_report(index)
 
@@ -112,10 +113,10 @@ class Add(OnIndex):
 
     def run(self) -> None:
         """Add, and print what was added."""
-        index = self.open(_model(self.model, self.source_options.device))
-        index.add(
-            self.source_options.open(self.source), name=self.source_options.name, options=self.source_options.ingest
-        )
+        options, index = self.source_options, self.open()
+        source = options.open(self.source)
+        index.model.open(self.model, options.device)
+        index.add(source, name=options.name, options=options.ingest)
         _print_report(index)
 
 
@@ -407,14 +408,6 @@ def _accelerator_table(accelerators: Any) -> Any:
             f"{each.exact_milliseconds:.2f} ms", f"{each.milliseconds:.2f} ms", f"{each.rows:,} vectors",
         )  # fmt: skip
     return table
-
-
-def _model(name: str | None, device: str | None) -> "Encoder | None":
-    if name is None:
-        return None
-    from recollect.models import load_model
-
-    return load_model(name, device)
 
 
 def _print_report(index: "Index") -> None:
