@@ -1,9 +1,9 @@
-"""Default model and split of commands."""
+"""Default model, split and columns of commands."""
 
 import sys
 from functools import cache
 
-from recollect.cli.parser import warn
+from recollect.cli.parser import Arg, warn
 
 
 @cache
@@ -15,6 +15,11 @@ def default_model() -> str:
         file=sys.stderr,
     )
     return "starter"
+
+
+def column_options(*roles: str) -> Arg:
+    """Return the settings of a field of `Columns`: an option such as ``--image-column`` for each of these roles."""
+    return Arg(shown={role: f"{role.replace('_', '-')}-column" for role in roles})
 
 
 def split_for(spec: str, split: str | None, usual: str | None = None) -> str | None:

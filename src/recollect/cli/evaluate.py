@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from recollect.cli.defaults import column_options
 from recollect.cli.fusion import FusionOptions
 from recollect.cli.parser import Arg, run_imported
+from recollect.data.sources.columns import Columns
 from recollect.efsa.options import EpisodeOptions
 
 
@@ -18,12 +20,7 @@ class LabeledData:
     latents:captions, or glyphs:labels (the labeled classes, also in shifted styles and under synonyms)."""
     templates: Path | None = None
     """Text file of prompt templates, one per line, with {} for the class name (default: CLIP's 80)."""
-    label_column: str | None = None
-    """Column of the labels, if not named label."""
-    class_name_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of class names, if labels are numbers."""
-    image_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of image bytes or paths."""
+    columns: Annotated[Columns, column_options("image", "label", "class_name")] = field(default_factory=Columns)
 
 
 @dataclass(frozen=True)
@@ -166,10 +163,7 @@ class Retrieval:
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
     split: str = "test"
     """Split of each source."""
-    caption_column: str | None = None
-    """Column of the captions, if not named caption."""
-    image_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of image bytes or paths."""
+    columns: Annotated[Columns, column_options("image", "caption")] = field(default_factory=Columns)
 
     run = run_imported("recollect.cli.evaluations:run_retrieval")
 

@@ -55,11 +55,11 @@ def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[Vect
         repeated = _repeated(options)
         refuse((repeated, f"--features {', '.join(map(str, repeated))}: given twice. Give each file once."))
         names = distinct_names([*map(str, options.features)], [path.stem for path in options.features])
-        opened = [(name, divided(read_vectors(path, data.label_column), path, division))
+        opened = [(name, divided(read_vectors(path, data.columns.label), path, division))
                   for name, path in zip(names, options.features, strict=True)]  # fmt: skip
     else:
         raise UserError("--features: give .parquet files, or one or two .npy files with their --feature-labels")
-    return [vector_task(name, pair, options.texts, data.label_column, options.scale) for name, pair in opened]
+    return [vector_task(name, pair, options.texts, data.columns.label, options.scale) for name, pair in opened]
 
 
 def _repeated(options: FeatureOptions) -> list[Path]:
@@ -102,14 +102,15 @@ def _warn_unused(options: FewShot) -> None:
         warn_unused(options.own, why="only used with --features")
         return
     why = "--features are embedded already"
-    warn_unused(options.data, "copies", "templates", "class_name_column", "image_column", why=why)
+    warn_unused(options.data, "copies", "templates", why=why)
+    warn_unused(options.data.columns, "class_name", "image", why=why, suffix="-column")
     warn_unused(options.model, "cache", "device", "prefix", why=why)
     warn_unused(options.model.fusion_options, why=why)
     arrays = all(path.suffix == ".npy" for path in options.own.features)
     if not arrays:
         warn_unused(options.own, "feature_labels", why="Parquet files contain their labels")
     elif options.own.texts is None or options.own.texts.suffix == ".npy":
-        warn_unused(options.data, "label_column", why=".npy files have no columns")
+        warn_unused(options.data.columns, "label", why=".npy files have no columns", suffix="-column")
     if arrays:
         warn_unused(options.data, "support", "query", "within", why=".npy files have no splits; give a second file")
 

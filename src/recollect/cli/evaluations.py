@@ -28,7 +28,6 @@ from recollect.core.validation import check_choice, check_number, refuse
 from recollect.core.words import counted
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import split_of
-from recollect.data.sources.columns import Columns
 from recollect.efsa.methods import SEARCH_METHODS
 from recollect.evaluation.clip_benchmark import CLIP_BENCHMARK_TASKS, save_clip_benchmark
 from recollect.evaluation.entities import entities, open_entities
@@ -62,7 +61,7 @@ def open_data(
         copies=options.copies,
         division=division,
         templates=prompt_templates(options),
-        columns=columns_of(options, synonyms),
+        columns=replace(options.columns, synonyms=synonyms),
         synonyms=synonyms is not None,
     )
 
@@ -86,13 +85,6 @@ def require_data(options: LabeledData, *unread: str, command: str = "") -> None:
             warn_unused(options, "copies", why="only used with --suite")
         if options.within is not None:
             warn_unused(options, "support", "query", why="--within divides one split into both")
-
-
-def columns_of(options: LabeledData, synonyms: str | None = None) -> Columns:
-    """Return the columns to read."""
-    return Columns(
-        image=options.image_column, label=options.label_column, class_name=options.class_name_column, synonyms=synonyms
-    )
 
 
 def prompt_templates(options: LabeledData) -> tuple[str, ...]:
@@ -227,8 +219,8 @@ def run_entities(options: Entities) -> None:
     """Evaluate, print and write."""
     require_data(options.data)
     check_models(options.model, "entities")
-    templates, columns = prompt_templates(options.data), columns_of(options.data)
-    tasks = [open_entities(spec, options.seen, options.unseen, templates, columns) for spec in options.data.data]
+    data, templates = options.data, prompt_templates(options.data)
+    tasks = [open_entities(spec, options.seen, options.unseen, templates, data.columns) for spec in data.data]
     results = evaluate_each(
         options.model,
         [(both, both[0].query) for both in tasks],
@@ -251,7 +243,7 @@ def run_multilabel(options: Multilabel) -> None:
             support=options.support if options.probe else None,
             query=options.query or split_of(spec) or "test",
             templates=prompt_templates(options.data),
-            columns=columns_of(options.data),
+            columns=options.data.columns,
             names=names,
         )
         for spec in options.data.data
@@ -282,10 +274,9 @@ def run_retrieval(options: Retrieval) -> None:
     for spec in options.data:
         split_for(spec, options.split, "test")
     check_models(options.model, "retrieval")
-    columns = Columns(image=options.image_column, caption=options.caption_column)
-    more, left_out = captioned_specs(options.suite, options.copies, columns) if options.suite else ((), ())
+    more, left_out = captioned_specs(options.suite, options.copies, options.columns) if options.suite else ((), ())
     specs = (*options.data, *more)
-    pools = open_pools(specs, options.pool, options.captions, split=options.split, columns=columns)
+    pools = open_pools(specs, options.pool, options.captions, split=options.split, columns=options.columns)
     comparison = Comparison(methods, options.episode, options.queries, depths=options.depths)
 
     def evaluate(encoder: Encoder, pool: CaptionedPool, prefix: Kind | None, **given: Any) -> Result:

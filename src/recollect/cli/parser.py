@@ -331,18 +331,18 @@ def value_of(option: str, words: Sequence[str]) -> str | None:
 # ---------------------------------------------------------------- messages
 
 
-def warn_unused(options: Any, *names: str, why: str, prefix: str = "") -> None:
+def warn_unused(options: Any, *names: str, why: str, prefix: str = "", suffix: str = "") -> None:
     """Warn, in one line each, that options not at their default have no effect.
 
     Args:
         options: dataclass of options.
         names: fields to check; all by default.
         why: reason, printed after "has no effect:".
-        prefix: prefix of the options on the command line, e.g. ``episode.``.
+        prefix, suffix: of the options on the command line, e.g. ``episode.`` and ``-column``.
     """
     for each in fields(options):
         if (not names or each.name in names) and getattr(options, each.name) != default_of(each):
-            warn(f"--{prefix}{each.name.replace('_', '-')} has no effect: {why}")
+            warn(f"--{prefix}{each.name.replace('_', '-')}{suffix} has no effect: {why}")
 
 
 def say(text: str, style: str | None = None) -> None:

@@ -42,16 +42,16 @@ class Columns:
     """Columns to read; those not given are detected by their usual names.
 
     Attributes:
-        image: encoded bytes, a `datasets.Image`, or a path relative to the table; of several columns joined by commas,
-            each row uses the first nonempty one (``jpg,png``).
-        caption: a text, a list of texts, several columns joined by commas, or a field of a structured column
-            (``json.caption``).
-        label: an integer, a ``ClassLabel`` or a class name.
-        class_name: readable name for an integer label.
-        synonyms: other names of the class (text or list), used as the texts of a label source.
-        id: unique for each row; by default the row number.
-        domain: kind of picture (photo, sketch, ...), for evaluation.
-        split: split of each row, if a table contains several.
+        image: column of pictures: bytes, or paths relative to the table; of several columns joined by commas, each row
+            uses the first nonempty one (jpg,png).
+        caption: column of captions: texts or lists of texts, several columns joined by commas, or a field of a
+            structured column (json.caption).
+        label: column of classes: numbers or names.
+        class_name: column of class names, if the classes are numbers.
+        synonyms: column of other names of the class (texts or lists), used as the texts of a label source.
+        id: column of a unique id for each row; by default the row number.
+        domain: column of the kind of picture (photo, sketch, ...), for evaluation.
+        split: column of the split of each row, if a table contains several.
     """
 
     image: str | None = None
