@@ -4,11 +4,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from recollect.cli.defaults import column_options
 from recollect.cli.parser import Arg, say, warn_unused
 from recollect.core.files import write_json
 from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
+from recollect.data.sources.columns import Columns
 from recollect.index.options import IngestOptions
 
 if TYPE_CHECKING:
@@ -44,22 +46,15 @@ class SourceOptions:
     ingest: Annotated[IngestOptions, Arg(flat=True, shown=_SHOWN)] = field(default_factory=IngestOptions)
     device: str | None = None
     """Device to embed on (default: the fastest available)."""
-    image_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of the pictures in a table, if it has an unusual name."""
-    caption_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of the captions in a table."""
-    label_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of the classes in a table."""
+    columns: Annotated[Columns, column_options("image", "caption", "label")] = field(default_factory=Columns)
 
     def open(self, source: str) -> "Source":
         """Open the source."""
-        from recollect.data.sources.columns import Columns
         from recollect.index.ingest import open_pictures
 
         if self.ingest.engine == "ray":
             warn_unused(self, "device", why="with --engine ray, each worker uses its fastest device.")
-        columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
-        opened = open_pictures(source, self.split, columns)
+        opened = open_pictures(source, self.split, self.columns)
         unlimited = opened.endless and self.ingest.limit is None
         refuse((unlimited, f"{source}: is infinite. Add --limit N, or write {source}?size=N."))
         return opened
