@@ -1,11 +1,12 @@
 """CSV files that spreadsheets write and read."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.words import counted
 
 
@@ -15,15 +16,12 @@ def separator_of(file: Path) -> str:
     In many locales, spreadsheets write semicolons. A comma in the header always wins.
 
     Raises:
-        UserError: the header is not UTF-8.
+        UserError: the file is missing, or the header is not UTF-8.
     """
     if file.suffix.lower() == ".tsv":
         return "\t"
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            header = lines.readline()
-    except UnicodeDecodeError:
-        raise UserError(not_utf8(file)) from None
+    with _opened(file) as lines:
+        header = lines.readline()
     return "," if "," in header else max(",;\t|", key=header.count)
 
 
@@ -33,17 +31,10 @@ def read_cells(file: Path) -> tuple[list[str], list[dict[str, str]]]:
     Raises:
         UserError: the file is missing, or is not a CSV in UTF-8.
     """
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines, delimiter=separator_of(file))
-            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
-            return list(reader.fieldnames), list(reader)
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
-    except UnicodeDecodeError:
-        raise UserError(not_utf8(file)) from None
-    except csv.Error as error:
-        raise UserError(f"{file}: not a CSV ({error})") from None
+    with user_errors(f"{file}: not a CSV", csv.Error), _opened(file) as lines:
+        reader = csv.DictReader(lines, delimiter=separator_of(file))
+        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+        return list(reader.fieldnames), list(reader)
 
 
 def check_cells(file: Path, separator: str) -> bool:
@@ -56,11 +47,9 @@ def check_cells(file: Path, separator: str) -> bool:
         UserError: the row has more cells than the header, or is not UTF-8.
     """
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
+        with _opened(file) as lines:
             rows = (row for row in csv.reader(lines, delimiter=separator) if row)
             header, first = next(rows, []), next(rows, None)
-    except UnicodeDecodeError:
-        raise UserError(not_utf8(file)) from None
     except csv.Error:
         return True  # for example a cell above csv's size limit; the table reader has no limit
     if any((first or [])[len(header) :]):
@@ -69,6 +58,17 @@ def check_cells(file: Path, separator: str) -> bool:
             f"double quotes around texts that contain {separator!r}."
         )
     return first is not None
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TextIO]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            yield lines
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(not_utf8(file)) from None
 
 
 def write_cells(file: TextIO, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:

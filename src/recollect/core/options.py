@@ -8,7 +8,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
+from recollect.core.files import read_text
 
 _T = TypeVar("_T")
 
@@ -36,13 +37,9 @@ def read_options_file(file: Path) -> Mapping[str, Any]:
     Raises:
         UserError: the file is missing or malformed, or does not contain a mapping.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
+    with user_errors(f"{file}: cannot be read", OSError, ValueError):
+        text = read_text(file)
         options = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read: {error}") from None
     if not isinstance(options, Mapping):
         raise UserError(f"{file}: contains no options. Write it in the format that --print-config prints.")
     return options

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from recollect.core.content import modification_hash
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import FullDiskError, atomic_path, locked, make_folder, read_json, write_json
 from recollect.core.paths import cache_folder
@@ -131,15 +132,13 @@ def _count_files(file: BinaryIO) -> int:
 
 def _shard_state(tar: Path) -> ShardState:
     """Return the state of a tar, cached in the user's cache folder until the file changes."""
-    about = tar.stat()
-    stamp = repr((str(tar.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
-    path = cache_folder() / "shards" / f"{_digest(stamp)}.json"
+    path = cache_folder() / "shards" / f"{modification_hash([tar])}.json"
     with suppress(OSError, UserError, TypeError, KeyError):  # missing or damaged: read the tar again
         cached = read_json(path)
         if cached["digest"] == _digest(json.dumps(cached["state"])):
             return ShardState(**cached["state"] | {"columns": tuple(cached["state"]["columns"])})
     with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
-        _, state = read_shard(file, about.st_size)
+        _, state = read_shard(file, tar.stat().st_size)
     with suppress(OSError, UserError):  # disk full: read it again next time
         write_json(path, {"state": asdict(state), "digest": _digest(json.dumps(asdict(state)))})
     return state

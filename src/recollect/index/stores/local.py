@@ -111,7 +111,7 @@ class LocalStore(Store):
         """Return the nearest vectors by exact products, or by the approximate index from `Index.accelerate`."""
         matrix = self.matrix()
         found = self._search(matrix, queries, k, by, where, captioned, exact)
-        if not _plausible(found.scores):  # a file of the matrix was damaged after it was mapped
+        if not (np.abs(found.scores) <= _MAX_COSINE).all():  # or NaN: a file was damaged after it was mapped
             self.forget_matrix()
             matrix = self.matrix()
             found = self._search(matrix, queries, k, by, where, captioned, True)
@@ -154,8 +154,3 @@ class LocalStore(Store):
     def count(self, captioned: bool = False, where: Filter | None = None) -> int:
         """Return the number of visible rows; with ``captioned`` only rows with a caption."""
         return self.matrix().count(captioned, where)
-
-
-def _plausible(scores: np.ndarray) -> bool:
-    """Return whether all scores are valid cosines (not NaN, and at most slightly above 1)."""
-    return not scores.size or bool((np.abs(scores) <= _MAX_COSINE).all())
