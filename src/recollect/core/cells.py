@@ -1,6 +1,7 @@
 """CSV files that spreadsheets write and read."""
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,7 +72,7 @@ def _opened(file: Path) -> Iterator[TextIO]:
         raise UserError(not_utf8(file)) from None
 
 
-def write_cells(file: TextIO, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+def write_cells(file: io.TextIOBase, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a CSV; texts that a spreadsheet would read as formulas are escaped."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from recollect.core.validation import refuse
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, Rows, merged_facts
 
+if TYPE_CHECKING:
+    from recollect.index.index import Index
+
 _COMMIT_ROWS = 2_048
 
 
-def set_removed(index: Any, ids: Sequence[str], removed: bool) -> int:
+def set_removed(index: "Index", ids: Sequence[str], removed: bool) -> int:
     """Set the ``removed`` flag of pictures; return the number of rows changed."""
 
     def rewrite(rows: Rows) -> int:
@@ -27,7 +30,7 @@ def set_removed(index: Any, ids: Sequence[str], removed: bool) -> int:
     return _in_commits(index, ids, rewrite)
 
 
-def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int:
+def set_captions(index: "Index", texts: Mapping[str, Sequence[str]], by: str) -> int:
     """Implement `Index.set_captions`; all ids must exist."""
 
     def updated(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -44,7 +47,7 @@ def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int
     return _in_commits(index, list(texts), rewrite)
 
 
-def drop_source(index: Any, source: str) -> int:
+def drop_source(index: "Index", source: str) -> int:
     """Implement `Index.forget`."""
     with index.store.writing():
         rows = list(index.store.dicts(["id", "files"], removed=None))
@@ -54,7 +57,7 @@ def drop_source(index: Any, source: str) -> int:
         return drop_files(index, mine, lambda file: file.source == source)
 
 
-def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) -> int:
+def drop_files(index: "Index", ids: Sequence[str], dropped: Callable[[File], bool]) -> int:
     """Drop files from pictures and delete pictures left without files; return the number deleted.
 
     Pictures that the user removed are never deleted, so they stay excluded if they reappear in any source.
@@ -73,7 +76,7 @@ def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) 
     return _in_commits(index, ids, drop)
 
 
-def rename_files(index: Any, ids: Sequence[str], renamed: Mapping[str, str]) -> None:
+def rename_files(index: "Index", ids: Sequence[str], renamed: Mapping[str, str]) -> None:
     """Update the paths of files that were moved on disk.
 
     Keys do not change, since a table may refer to files by key; the next `Index.add` of a folder updates them.
@@ -91,7 +94,7 @@ def rename_files(index: Any, ids: Sequence[str], renamed: Mapping[str, str]) -> 
     _in_commits(index, ids, rename)
 
 
-def relocate_source(index: Any, source: str, name: str, folder: Path) -> None:
+def relocate_source(index: "Index", source: str, name: str, folder: Path) -> None:
     """Update the files of a source whose folder was renamed or moved.
 
     Args:
@@ -132,7 +135,7 @@ def with_files(rows: Rows, files: Sequence[Sequence[File]]) -> Rows:
     return replace(rows, files=files, folder=folder)
 
 
-def upsert_merged(index: Any, rows: Rows) -> None:
+def upsert_merged(index: "Index", rows: Rows) -> None:
     """Recompute captions, labels, metadata, dates and cameras from files and user values, and write the rows.
 
     Existing caption vectors are reused; new captions are embedded.
@@ -163,11 +166,11 @@ def _exif(files: Sequence[File], known: str, entry: int) -> str:
     return next(filter(None, values), "" if files and len(values) == len(files) else known)
 
 
-def _upsert(index: Any, rows: Rows) -> None:
+def _upsert(index: "Index", rows: Rows) -> None:
     index.store.upsert(rows.table(index.record, index.address))
 
 
-def _in_commits(index: Any, ids: Sequence[str], write: Callable[[Rows], int]) -> int:
+def _in_commits(index: "Index", ids: Sequence[str], write: Callable[[Rows], int]) -> int:
     """Pass rows to ``write`` in chunks of 2,048, each under the writer lock; return the sum of its counts."""
     total = 0
     for start in range(0, len(ids), _COMMIT_ROWS):

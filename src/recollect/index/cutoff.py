@@ -1,13 +1,16 @@
 """Score cut-offs for text search: learned from captions or marks, or estimated from a query's scores."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from recollect.core.errors import user_errors
 from recollect.core.seeding import numpy_generator
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
 
 CAPTION_SHARE = 0.9
 MIN_CAPTIONS = 20
@@ -83,7 +86,7 @@ class CutOff:
         return f"{self.share:.0%} of {self.texts:,} {self.basis} reach this score with their own picture; {leaves}"
 
 
-def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
+def index_cut_off(index: "Index", share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
     """Implement `Index.cut_off`."""
     images = index.vectors()
     if index.texts >= MIN_CAPTIONS:

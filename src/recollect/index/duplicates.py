@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
@@ -18,6 +18,9 @@ from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
 from recollect.index.rows import ROUNDING
 from recollect.index.same_picture import PreparedPicture, may_be_near_identical, near_identical, sketch
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
 
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
@@ -67,7 +70,7 @@ class Duplicates:
         return {"identical": [(id,) for id in identical], "near-identical": near, "similar": similar}
 
 
-def find_duplicates(index: Any, threshold: float) -> Duplicates:
+def find_duplicates(index: "Index", threshold: float) -> Duplicates:
     """Implement `Index.duplicates`."""
     check_number("--threshold", threshold, above=0, most=1)
     rows, vectors = list(index.store.dicts(["id", "phash", "captions", "files"])), index.vectors()

@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
 from recollect.index import annotations
 from recollect.index.filters import Filter
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
 
 FACETS = ("folder", "month", "camera", "label", "source")
 """Built-in facets. A folder's count includes its subfolders; a month is ``2022-07``."""
@@ -18,7 +21,7 @@ Arrangement = Literal["newest", "oldest", "name"]
 _COLUMN = {"folder": "folder", "month": "taken", "camera": "camera", "label": "labels", "source": "files"}
 
 
-def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -> dict[str, list[tuple[str, int]]]:
+def count_facets(index: "Index", names: Sequence[str], where: str | Filter | None) -> dict[str, list[tuple[str, int]]]:
     """Implement `Index.facets`."""
     columns = list(dict.fromkeys(_COLUMN[name] for name in names if name in _COLUMN))
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -40,7 +43,7 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
     }  # fmt: skip
 
 
-def sorted_ids(index: Any, by: Arrangement, where: str | Filter | None = None) -> list[str]:
+def sorted_ids(index: "Index", by: Arrangement, where: str | Filter | None = None) -> list[str]:
     """Return the ids of all pictures, or those matching a filter, sorted by date or file name.
 
     Pictures without a date come last. Ties keep the row order.
@@ -65,7 +68,7 @@ def sorted_ids(index: Any, by: Arrangement, where: str | Filter | None = None) -
     return list(table["id"].take(order).to_pylist())
 
 
-def aspect_ratios(index: Any) -> Float32[np.ndarray, " rows"]:
+def aspect_ratios(index: "Index") -> Float32[np.ndarray, " rows"]:
     """Return width / height of each picture in the order of `Index.ids`; 1 if unknown."""
     sizes = ((row["width"], row["height"]) for row in index.store.dicts(["width", "height"]))
     return np.array([width / height if width > 0 < height else 1.0 for width, height in sizes], dtype=np.float32)

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from recollect.index.rows import Record
 from recollect.index.stores.ivf import Accelerator
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class IndexInfo:
     accelerators: tuple[Accelerator, ...] = ()
 
 
-def index_info(index: Any) -> IndexInfo:
+def index_info(index: "Index") -> IndexInfo:
     """Implement `Index.info`."""
     sources, places, captions = Counter[str](), dict[str, dict[str, None]](), 0
     for table in index.store.scan(["files", "captions"]):

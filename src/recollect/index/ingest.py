@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from recollect.index.samples import BLOCK, Failed, IngestOutcome, ReadPicture, S
 
 if TYPE_CHECKING:
     from recollect.data.sources.columns import Columns
+    from recollect.index.index import Index
 
 _MAX_PENDING = 16 * BLOCK  # samples per commit; an interruption loses at most these
 _MIN_INTERVAL = 1.0  # minimum seconds between early commits
@@ -72,7 +73,7 @@ class IngestReport:
 
 
 def ingest(
-    index: Any,
+    index: "Index",
     source: str | Path | Source,
     name: str = "",
     options: IngestOptions | None = None,
@@ -145,7 +146,7 @@ class _Writer:
         places: existing places of this source.
     """
 
-    def __init__(self, index: Any, options: IngestOptions, source_name: str) -> None:
+    def __init__(self, index: "Index", options: IngestOptions, source_name: str) -> None:
         self.index, self.options, self.source_name, self.report = index, options, source_name, IngestReport()
         self.files: dict[str, dict[str, tuple[str, File]]] = {}
         self.ids: dict[str, bool] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -15,6 +15,9 @@ from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, Hit, Hits, Reranker
 from recollect.index.query import Query, QueryEncoder, QueryLike, as_query
 from recollect.index.rows import By
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Ranking:
 
 
 def rank_pictures(
-    index: Any,
+    index: "Index",
     queries: Sequence[QueryLike | Sequence[QueryLike]],
     k: int,
     where: str | Filter | None = None,
@@ -76,7 +79,7 @@ def rank_pictures(
 
 
 def search_pictures(
-    index: Any,
+    index: "Index",
     queries: Sequence[QueryLike | Sequence[QueryLike]],
     k: int,
     *,
