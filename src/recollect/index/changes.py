@@ -21,13 +21,11 @@ _COMMIT_ROWS = 2_048
 def set_removed(index: "Index", ids: Sequence[str], removed: bool) -> int:
     """Set the ``removed`` flag of pictures; return the number of rows changed."""
 
-    def rewrite(rows: Rows) -> int:
+    def flagged(rows: Rows) -> Rows:
         changed = [row for row, before in enumerate(rows.removed) if before != removed]
-        if changed:
-            _upsert(index, replace(rows.take(changed), removed=[removed] * len(changed)))
-        return len(changed)
+        return replace(rows.take(changed), removed=[removed] * len(changed))
 
-    return _in_commits(index, ids, rewrite)
+    return _rewrite(index, ids, flagged)
 
 
 def set_captions(index: "Index", texts: Mapping[str, Sequence[str]], by: str) -> int:
@@ -37,14 +35,12 @@ def set_captions(index: "Index", texts: Mapping[str, Sequence[str]], by: str) ->
         rest = {key: value for key, value in own.items() if key not in ("captions", "by")}
         return rest | ({"captions": list(texts[id]), "by": by} if texts[id] else {})
 
-    def rewrite(rows: Rows) -> int:
+    def captioned(rows: Rows) -> Rows:
         own = [updated(*each) for each in zip(rows.ids, rows.own, strict=True)]
         changed = [row for row, each in enumerate(own) if each != rows.own[row]]
-        if changed:
-            upsert_merged(index, replace(rows, own=own).take(changed))
-        return len(changed)
+        return with_merged_facts(index, replace(rows, own=own).take(changed))
 
-    return _in_commits(index, list(texts), rewrite)
+    return _rewrite(index, list(texts), captioned)
 
 
 def drop_source(index: "Index", source: str) -> int:
@@ -63,17 +59,18 @@ def drop_files(index: "Index", ids: Sequence[str], dropped: Callable[[File], boo
     Pictures that the user removed are never deleted, so they stay excluded if they reappear in any source.
     """
 
-    def drop(rows: Rows) -> int:
-        files = [tuple(file for file in each if not dropped(file)) for each in rows.files]
-        kept = {row for row, each in enumerate(files) if each or rows.removed[row]}
-        if kept:
-            upsert_merged(index, with_files(rows, files).take(sorted(kept)))
-        deleted = [id for row, id in enumerate(rows.ids) if row not in kept]
-        if deleted:
-            index.store.delete(deleted)
-        return len(deleted)
+    deleted = list[str]()
 
-    return _in_commits(index, ids, drop)
+    def kept(rows: Rows) -> Rows:
+        files = [tuple(file for file in each if not dropped(file)) for each in rows.files]
+        keep = [bool(each) or removed for each, removed in zip(files, rows.removed, strict=True)]
+        if gone := [id for id, stays in zip(rows.ids, keep, strict=True) if not stays]:
+            index.store.delete(gone)
+        deleted.extend(gone)
+        return with_merged_facts(index, with_files(rows, files).take(np.flatnonzero(keep).tolist()))
+
+    _rewrite(index, ids, kept)
+    return len(deleted)
 
 
 def rename_files(index: "Index", ids: Sequence[str], renamed: Mapping[str, str]) -> None:
@@ -85,13 +82,12 @@ def rename_files(index: "Index", ids: Sequence[str], renamed: Mapping[str, str])
         renamed: new path by old path.
     """
 
-    def rename(rows: Rows) -> int:
+    def rename(rows: Rows) -> Rows:
         files = [tuple(replace(file, path=renamed.get(file.path, file.path)) for file in each) for each in rows.files]
         before, after = ([list(map(_at_path, each)) for each in some] for some in (rows.files, files))
-        _upsert(index, replace(with_files(replace(rows, files=before), after), files=files))
-        return len(rows)
+        return replace(with_files(replace(rows, files=before), after), files=files)
 
-    _in_commits(index, ids, rename)
+    _rewrite(index, ids, rename)
 
 
 def relocate_source(index: "Index", source: str, name: str, folder: Path) -> None:
@@ -112,12 +108,11 @@ def relocate_source(index: "Index", source: str, name: str, folder: Path) -> Non
         inside = path.is_relative_to(file.place)  # false below a symbolic link, since paths are resolved
         return str((folder / (path.relative_to(file.place) if inside else file.key)).resolve())
 
-    def relocate(rows: Rows) -> int:
-        _upsert(index, replace(rows, files=[tuple(map(relocated, files)) for files in rows.files]))
-        return len(rows)
+    def relocate(rows: Rows) -> Rows:
+        return replace(rows, files=[tuple(map(relocated, files)) for files in rows.files])
 
     rows = index.store.dicts(["id", "files"], removed=None)
-    _in_commits(index, [row["id"] for row in rows if any(file["source"] == source for file in row["files"])], relocate)
+    _rewrite(index, [row["id"] for row in rows if any(file["source"] == source for file in row["files"])], relocate)
 
 
 def _at_path(file: File) -> File:
@@ -135,8 +130,8 @@ def with_files(rows: Rows, files: Sequence[Sequence[File]]) -> Rows:
     return replace(rows, files=files, folder=folder)
 
 
-def upsert_merged(index: "Index", rows: Rows) -> None:
-    """Recompute captions, labels, metadata, dates and cameras from files and user values, and write the rows.
+def with_merged_facts(index: "Index", rows: Rows) -> Rows:
+    """Return rows with captions, labels, metadata, dates and cameras recomputed from files and user values.
 
     Existing caption vectors are reused; new captions are embedded.
     """
@@ -151,10 +146,10 @@ def upsert_merged(index: "Index", rows: Rows) -> None:
         np.array([old[text] if text in old else new[text] for text in each["captions"]], dtype=np.float32)
         for each, old in zip(facts, known, strict=True)
     ]
-    merged: dict[str, Any] = {name: [each[name] for each in facts] for name in ("captions", "labels", "metadata")}
+    values: dict[str, Any] = {name: [each[name] for each in facts] for name in ("captions", "labels", "metadata")}
     for entry, name in enumerate(("taken", "camera")):
-        merged[name] = [_exif(*each, entry) for each in zip(rows.files, getattr(rows, name), strict=True)]
-    _upsert(index, replace(rows, caption_vectors=[each.reshape(-1, index.width) for each in vectors], **merged))
+        values[name] = [_exif(*each, entry) for each in zip(rows.files, getattr(rows, name), strict=True)]
+    return replace(rows, caption_vectors=[each.reshape(-1, index.width) for each in vectors], **values)
 
 
 def _exif(files: Sequence[File], known: str, entry: int) -> str:
@@ -166,14 +161,18 @@ def _exif(files: Sequence[File], known: str, entry: int) -> str:
     return next(filter(None, values), "" if files and len(values) == len(files) else known)
 
 
-def _upsert(index: "Index", rows: Rows) -> None:
-    index.store.upsert(rows.table(index.record, index.address))
+def write_rows(index: "Index", rows: Rows) -> None:
+    """Insert rows, or replace those with the same ids, in one commit."""
+    if len(rows):
+        index.store.upsert(rows.table(index.record, index.address))
 
 
-def _in_commits(index: "Index", ids: Sequence[str], write: Callable[[Rows], int]) -> int:
-    """Pass rows to ``write`` in chunks of 2,048, each under the writer lock; return the sum of its counts."""
+def _rewrite(index: "Index", ids: Sequence[str], change: Callable[[Rows], Rows]) -> int:
+    """Write the rows that ``change`` returns, in commits of 2,048 ids under the writer lock; return their number."""
     total = 0
     for start in range(0, len(ids), _COMMIT_ROWS):
         with index.store.writing():
-            total += write(Rows.of_table(index.store.rows(ids[start : start + _COMMIT_ROWS], COLUMNS)))
+            rows = change(Rows.of_table(index.store.rows(ids[start : start + _COMMIT_ROWS], COLUMNS)))
+            write_rows(index, rows)
+            total += len(rows)
     return total

@@ -19,7 +19,7 @@ from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
-from recollect.index.changes import drop_files, upsert_merged, with_files
+from recollect.index.changes import drop_files, with_files, with_merged_facts, write_rows
 from recollect.index.lookup import look_up
 from recollect.index.options import IngestOptions
 from recollect.index.picture import PICTURE_FACTS, File
@@ -222,7 +222,7 @@ class _Writer:
             changed = self._changed(Rows.of_table(self.index.store.rows(ids, COLUMNS)))
             known = {*changed.ids}
             new = self._new([reads for id, reads in self._pending.items() if id not in known])
-            upsert_merged(self.index, Rows.joined([changed, new]))
+            write_rows(self.index, with_merged_facts(self.index, Rows.joined([changed, new])))
         self.report.updated += len(changed)
         self.report.added += len(new)
         self.ids |= {id: self.ids.get(id, False) for id in self._pending}
