@@ -39,7 +39,7 @@ from recollect.index.query import QueryLike, as_query
 from recollect.index.rows import COLUMNS, FACTS, By, Record, Rows, VectorPrecision, unit_vectors
 from recollect.index.search import search_pictures
 from recollect.index.stores.base import Store, store_class
-from recollect.index.stores.ivf import Accelerator, accelerate
+from recollect.index.stores.ivf import Accelerator
 from recollect.index.stores.lance import TABLE, verify_folder
 from recollect.index.stores.ram import RamStore
 
@@ -693,7 +693,7 @@ class Index:
         Raises:
             UserError: the index is not on disk, faiss is not installed, or ``target`` is outside (0, 1].
         """
-        return accelerate(self.store, target)
+        return self.store.accelerate(target)
 
     def compact(self, keep_days: float = 1.0) -> int | None:
         """Merge small files, and free the space of deleted rows and of versions older than ``keep_days``.

@@ -170,6 +170,10 @@ class Store(ABC):
         """Free the space of deleted rows and old versions; see `Index.compact`."""
         return None
 
+    def accelerate(self, target: float) -> list[Any]:
+        """Build approximate indexes; see `Index.accelerate`."""
+        raise UserError(f"{self.address}: only an index on disk can be accelerated")
+
     def accelerators(self) -> tuple[Any, ...]:
         """Return the measurements of approximate indexes (see `recollect.index.stores.ivf.Accelerator`)."""
         return ()

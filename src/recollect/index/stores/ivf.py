@@ -5,7 +5,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -16,16 +16,18 @@ from recollect.core.files import atomic_folder, write_json
 from recollect.core.nearest import ExactNeighbors
 from recollect.core.ordering import stable_argsort
 from recollect.core.seeding import numpy_generator
-from recollect.core.validation import check_number
 from recollect.index.lookup import look_up
 from recollect.index.rows import By
 from recollect.index.stores.matrix import Matrix, within
+
+if TYPE_CHECKING:
+    from recollect.index.stores.local import LocalStore
 
 _MAX_CAPTIONS = 2**12  # searchable captions per row; row number and caption position form a vector's key
 _EXTRA = 10  # additional candidates scored exactly, since half precision changes the order of close ones
 _MAX_DEAD = 64  # additional candidates to compensate for deleted vectors
 _ADD_BLOCK = 20_000  # vectors added at a time
-_MIN_VECTORS = 20_000  # with fewer vectors, exact lookup is fast enough
+MIN_VECTORS = 20_000  # with fewer vectors, exact lookup is fast enough
 _QUERIES, _TIMED, _NEAREST = 500, 40, 10  # queries and neighbors for measurements
 
 
@@ -154,19 +156,8 @@ def import_faiss() -> Any:
     return faiss
 
 
-def accelerate(store: Any, target: float) -> list[Accelerator]:
-    """Implement `Index.accelerate`."""
-    if (cache := getattr(store, "cache", None)) is None:
-        raise UserError(f"{store.address}: only an index on disk can be accelerated")
-    check_number("recall", target, above=0, most=1)
-    parts = store.matrix().parts
-    large = [by for by in get_args(By) if sum(len(part.stored[by]) for part in parts) >= _MIN_VECTORS]
-    built = [_build(store, cache, by, target) for by in large]
-    store.use_inverted_files(*built)
-    return [each.about for each in built]
-
-
-def _build(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
+def build_inverted_file(store: "LocalStore", cache: Path, by: By, target: float) -> InvertedFile:
+    """Train an approximate index of images or captions, save it, and measure it (see `Index.accelerate`)."""
     faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
     positions = np.flatnonzero(vector_keys(matrix, by) >= 0)
     cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(positions)))))
@@ -188,7 +179,7 @@ def _write_about(folder: Path, about: Accelerator) -> None:
     write_checksums(folder, [folder / "index.faiss"], [folder / "about.json"])
 
 
-def _measured(store: Any, ann: InvertedFile, positions: np.ndarray, target: float) -> Accelerator:
+def _measured(store: "LocalStore", ann: InvertedFile, positions: np.ndarray, target: float) -> Accelerator:
     """Choose the fewest probes that reach the target on half of the queries; measure recall on the other half."""
     by, draw, matrix = ann.about.by, numpy_generator("ann queries", 0), store.matrix()
     own_rows = draw.permutation(positions)[:_QUERIES]
@@ -236,7 +227,7 @@ def worst_mean_recall(recalls: Float32[np.ndarray, " queries"], kinds: np.ndarra
     return min(float(recalls[kinds == kind].mean()) for kind in np.unique(kinds))
 
 
-def _milliseconds(store: Any, queries: np.ndarray, by: By, exact: bool) -> float:
+def _milliseconds(store: "LocalStore", queries: np.ndarray, by: By, exact: bool) -> float:
     """Return the median time of a lookup with one query."""
     times = []
     for query in queries:

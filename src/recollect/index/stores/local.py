@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.nearest import ExactNeighbors
+from recollect.core.validation import check_number
 from recollect.index.arrow import integer_array, integer_values
 from recollect.index.filters import Filter
 from recollect.index.rows import FACTS, By
 from recollect.index.stores.base import Nearest, Store
-from recollect.index.stores.ivf import Accelerator, InvertedFile, open_inverted_file
+from recollect.index.stores.ivf import MIN_VECTORS, Accelerator, InvertedFile, build_inverted_file, open_inverted_file
 from recollect.index.stores.matrix import ROW, Matrix, filter_columns, open_matrix, within
 
 _MAX_APPROXIMATE_K = 128  # larger k are looked up exactly
@@ -133,6 +134,17 @@ class LocalStore(Store):
         if found is None and (found := open_inverted_file(self.cache, by)) is not None:
             self._inverted_files[by] = found  # a missing one is not cached: compaction writes it last
         return found
+
+    def accelerate(self, target: float) -> list[Accelerator]:
+        """Build an approximate index of images and of captions, if there are enough."""
+        if self.cache is None:
+            return super().accelerate(target)
+        check_number("recall", target, above=0, most=1)
+        parts = self.matrix().parts
+        large = [by for by in get_args(By) if sum(len(part.stored[by]) for part in parts) >= MIN_VECTORS]
+        built = [build_inverted_file(self, self.cache, by, target) for by in large]
+        self.use_inverted_files(*built)
+        return [each.about for each in built]
 
     def accelerators(self) -> tuple[Accelerator, ...]:
         """Return the measurements of the approximate indexes."""
