@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from recollect.cli.fusion import FusionOptions
-from recollect.cli.parser import Arg, say, warn_unused
+from recollect.cli.parser import Arg, say, show_table, warn_unused
 from recollect.core.paths import check_writable, new_folder, resolve_stored
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.core.words import counted
@@ -155,18 +155,15 @@ def _sentence(taught: "Classifier") -> str:
 
 
 def _show(found: "Classification") -> None:
-    from rich.table import Table
-
     from recollect.classifiers.predictions import NONE_OF_THESE
-    from recollect.core.progress import output
 
-    table = Table("class", "images", "lowest confidence")
+    rows = []
     for name in found.class_names:
         confidences = [item.confidence for item in found.predictions if item.label == name and not item.unknown]
-        table.add_row(name, str(len(confidences)), f"{min(confidences):.2f}" if confidences else "")
+        rows.append((name, str(len(confidences)), f"{min(confidences):.2f}" if confidences else ""))
     if unknown := sum(item.unknown for item in found.predictions):
-        table.add_row(NONE_OF_THESE, str(unknown), "")
-    output().print(table)
+        rows.append((NONE_OF_THESE, str(unknown), ""))
+    show_table(("class", "images", "lowest confidence"), rows)
     for warning in found.warnings:
         _note(warning)
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
 
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.trust import TOO_FEW_EXAMPLES
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluations import check_models, evaluate_each, finish, open_data, require_data
-from recollect.cli.parser import say, warn_unused
+from recollect.cli.parser import say, show_table, warn_unused
 from recollect.core.errors import UserError
-from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
@@ -176,16 +174,16 @@ def _print_gains(frame: pd.DataFrame, methods: list[str]) -> None:
     """Print the gains of the other models over the first."""
     models, every = list(dict.fromkeys(frame["model"])), sorted({int(k) for k in frame["shots"] if k > 0})
     for model in models[1:]:
-        table = Table("method", *(f"{k} shots" for k in every), "fewer shots by")
+        rows = []
         for method in methods:
             saved = sample_efficiency(frame, model, models[0], method)
             cells = [gain_over_draws(frame, model, models[0], method, k).signed() for k in every]
-            table.add_row(method, *cells, f"{saved} ({saved.accuracy:.1f} %)")
+            rows.append((method, *cells, f"{saved} ({saved.accuracy:.1f} %)"))
         sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
         of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
         say("")
         say(f"{model} minus {models[0]}, {of}, ± over {draws} common draws")
-        output().print(table)
+        show_table(("method", *(f"{k} shots" for k in every), "fewer shots by"), rows)
 
 
 def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> None:
@@ -205,32 +203,31 @@ def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> 
 
 def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
     """Print accuracy by method and shots: the mean over data sets, and the standard deviation over draws."""
-    shots = sorted(k for k in frame["shots"].unique() if k)
-    table = Table("method", *([f"{k} {'shot' if k == 1 else 'shots'}" for k in shots] or ["accuracy"]))
+    shots, rows = sorted(k for k in frame["shots"].unique() if k), []
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[frame["method"] == method]
         if method == "zero-shot":
-            table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * max(1, len(shots)))
+            rows.append((method, *[f"{chosen['value'].mean():.1f}"] * max(1, len(shots))))
             continue
         draws = chosen.groupby(["shots", "seed"])["value"].mean()
-        table.add_row(method, *(str(summarize(draws[k])) for k in shots))
+        rows.append((method, *(str(summarize(draws[k])) for k in shots)))
     draws = frame[frame["shots"] > 0]["seed"].nunique()
     over = f", mean ± standard deviation (n - 1) over {draws} draws of the shots" if draws > 1 else ""
     say("")
     say(f"{title}: {' or '.join(frame['metric'].unique())} in percent{over}")
-    output().print(table)
+    show_table(("method", *([f"{k} {'shot' if k == 1 else 'shots'}" for k in shots] or ["accuracy"])), rows)
     _trust_table(frame, int(shots[-1]) if shots else 0)
 
 
 def _trust_table(frame: pd.DataFrame, shots: int) -> None:
     """Print calibration and conformal sets at the largest number of shots."""
-    table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes per set")
+    rows = []
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
         means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # no column if no method measures it
         missing = "" if method == "zero-shot" else TOO_FEW_EXAMPLES
         cells = [missing if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
-        table.add_row(method, *cells)
+        rows.append((method, *cells))
     at = f" at {shots} shots" if shots else ""
     say(f"trust{at}, in percent; sets at an error rate of {100 * SET_ALPHA:g} %")
-    output().print(table)
+    show_table(("method", "left-out accuracy", "calibration error", "coverage", "classes per set"), rows)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from rich.table import Table
-
 from recollect.cli.defaults import default_model, split_for
 from recollect.cli.evaluate import (
     DataOptions,
@@ -18,11 +16,10 @@ from recollect.cli.evaluate import (
     ZeroShot,
 )
 from recollect.cli.fusion import reads
-from recollect.cli.parser import say, warn_unused
+from recollect.cli.parser import say, show_table, warn_unused
 from recollect.core.files import read_lines
 from recollect.core.paths import check_writable
 from recollect.core.places import model_name
-from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.core.words import counted
@@ -173,9 +170,8 @@ def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> No
     Args:
         more: additional keys of result rows, with the headings of their columns.
     """
-    rows = [row for result in results for row in result.rows]
+    rows, lines = [row for result in results for row in result.rows], []
     metrics, methods = dict.fromkeys(row["metric"] for row in rows), any("method" in row for row in rows)
-    table = Table("model", "data", "classes", "images", *["method"] * methods, *metrics, *more.values())
     for result in results:
         counts = (f"{result.settings[name]:,}" for name in ("classes", "queries"))
         about = (result.model, result.data, *counts)
@@ -184,8 +180,8 @@ def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> No
             values = {row["metric"]: f"{row['value']:.1f}" for row in own}
             cells = [values.get(metric, "") for metric in metrics]
             cells += [f"{each:.4g}" if isinstance(each := own[-1].get(key, ""), float) else str(each) for key in more]
-            table.add_row(*about, *[method] * methods, *cells)
-    output().print(table)
+            lines.append((*about, *[method] * methods, *cells))
+    show_table(("model", "data", "classes", "images", *["method"] * methods, *metrics, *more.values()), lines)
 
 
 def run_zero_shot(options: ZeroShot) -> None:
@@ -297,9 +293,8 @@ def run_retrieval(options: Retrieval) -> None:
 def _print_recalls(result: Result, depths: Sequence[int]) -> None:
     """Print the recalls by domain and method, and the time per query if methods are compared."""
     recalls = [row for row in result.rows if row["metric"] == "recall"]
-    methods = list(dict.fromkeys(row["method"] for row in recalls))
+    methods, rows = list(dict.fromkeys(row["method"] for row in recalls)), []
     heads = [f"{direction} R@{k}" for direction in DIRECTIONS for k in depths]
-    table = Table("domain", *(["method"] if len(methods) > 1 else []), *heads)
     cells = {(row["domain"], row["method"], row["direction"], row["k"]): _recall(row) for row in recalls}
     names = dict.fromkeys(row["domain"] for row in recalls)
     if len(names) == 2:  # a single domain, which equals "all"
@@ -307,15 +302,12 @@ def _print_recalls(result: Result, depths: Sequence[int]) -> None:
     for name in sorted(names, key=lambda name: (name in {"all", "mean of domains"}, name)):
         for method in methods:
             figures = (cells.get((name, method, direction, k), "") for direction in DIRECTIONS for k in depths)
-            table.add_row(name, *([method] if len(methods) > 1 else []), *figures)
-    output().print(table)
-    seconds = {row["method"]: row["value"] for row in result.rows if row["metric"] == "seconds per query"}
-    if not seconds:
-        return
-    table = Table("method", "ms per query", "fell back")
-    for method, value in seconds.items():
-        table.add_row(method, f"{1e3 * value:,.1f}", str(result.notes["methods"][method]["fell back"]))
-    output().print(table)
+            rows.append((name, *([method] if len(methods) > 1 else []), *figures))
+    show_table(("domain", *(["method"] if len(methods) > 1 else []), *heads), rows)
+    if seconds := {row["method"]: row["value"] for row in result.rows if row["metric"] == "seconds per query"}:
+        about = result.notes["methods"]
+        times = [(name, f"{1e3 * value:,.1f}", str(about[name]["fell back"])) for name, value in seconds.items()]
+        show_table(("method", "ms per query", "fell back"), times)
 
 
 def _recall(row: ResultRow) -> str:

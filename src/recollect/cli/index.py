@@ -1,11 +1,12 @@
 """``recollect index …``: build, update, check and export an index of pictures."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.defaults import column_options
-from recollect.cli.parser import Arg, say, warn_unused
+from recollect.cli.parser import Arg, say, show_table, warn_unused
 from recollect.core.files import write_json
 from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
@@ -16,6 +17,7 @@ from recollect.index.options import IngestOptions
 if TYPE_CHECKING:
     from recollect.core.types import Source
     from recollect.index import Duplicates, Index
+    from recollect.index.stores.ivf import Accelerator
 
 _MAX_LISTED = 10
 _SHOWN = {name: name for name in ("limit", "captions", "pictures", "near", "engine")}
@@ -209,10 +211,6 @@ class Info(OnIndex):
 
     def run(self) -> None:
         """Print, and write to --out."""
-        from rich.table import Table
-
-        from recollect.core.progress import output, printable
-
         check_writable(self.out, "--out", "new file")
         info = self.open().info()
         rows = [("index", info.address), ("pictures", f"{info.pictures:,} ({info.texts:,} with a caption)")]
@@ -229,12 +227,9 @@ class Info(OnIndex):
         if info.record.prefix:
             rows.append(("text prefix", info.record.prefix))
         rows.append(("version", str(info.version)))
-        table = Table(show_header=False)
-        for row in rows:
-            table.add_row(*map(printable, row))
-        output().print(table)
+        show_table((), rows)
         if info.accelerators:
-            output().print(_accelerator_table(info.accelerators))
+            _show_accelerators(info.accelerators)
         if self.out:
             write_json(self.out, asdict(info))
 
@@ -327,13 +322,11 @@ class Accelerate(OnIndex):
 
     def run(self) -> None:
         """Build, measure, print."""
-        from recollect.core.progress import output
-
         check_writable(self.out, "--out", "new file")
         index = self.open()
         accelerators = index.accelerate(self.recall)
         refuse((not accelerators, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
-        output().print(_accelerator_table(accelerators))
+        _show_accelerators(accelerators)
         for each in accelerators:
             if each.recall < self.recall:
                 line = f"{each.by}: recall {each.recall:.4f} is below {self.recall:g}; search with --exact if needed"
@@ -393,16 +386,13 @@ def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
     return paths
 
 
-def _accelerator_table(accelerators: Any) -> Any:
-    from rich.table import Table
-
-    table = Table("vectors", "recall@10", "cells read", "time per lookup, exact", "accelerated", "measured with")
-    for each in accelerators:
-        table.add_row(
-            f"{each.by}s", f"{each.recall:.4f}", f"{each.probes:,} of {each.cells:,}",
-            f"{each.exact_milliseconds:.2f} ms", f"{each.milliseconds:.2f} ms", f"{each.rows:,} vectors",
-        )  # fmt: skip
-    return table
+def _show_accelerators(accelerators: "Sequence[Accelerator]") -> None:
+    rows = [
+        (f"{each.by}s", f"{each.recall:.4f}", f"{each.probes:,} of {each.cells:,}",
+         f"{each.exact_milliseconds:.2f} ms", f"{each.milliseconds:.2f} ms", f"{each.rows:,} vectors")
+        for each in accelerators
+    ]  # fmt: skip
+    show_table(("vectors", "recall@10", "cells read", "time per lookup, exact", "accelerated", "measured with"), rows)
 
 
 def _print_report(index: "Index") -> None:

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -350,6 +350,18 @@ def say(text: str, style: str | None = None) -> None:
     from recollect.core.progress import output, printable
 
     output().print(printable(text), style=style, highlight=False, soft_wrap=True)
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """Print a table to standard output, with file and class names taken literally; without columns, without a head."""
+    from rich.table import Table
+
+    from recollect.core.progress import output, printable
+
+    table = Table(*columns, title=title, title_justify="left", show_header=bool(columns))
+    for row in rows:
+        table.add_row(*map(printable, row))
+    output().print(table)
 
 
 def warn(text: str) -> None:

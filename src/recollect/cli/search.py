@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.index import OnIndex
-from recollect.cli.parser import Arg, say, warn_unused
+from recollect.cli.parser import Arg, say, show_table, warn_unused
 from recollect.core.errors import user_errors
 from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
@@ -160,28 +160,21 @@ class Search(OnIndex):
 
 def print_results(results: "list[Hits]") -> None:
     """Print a table for each run of hits scored by the same model."""
-    from rich.table import Table
-
     from recollect.cli.gallery import scored_parts
-    from recollect.core.progress import output, printable
     from recollect.index.hits import MODEL
 
-    console = output()
     for result in results:
         parts = scored_parts(result)
-        console.print(printable(result.query.strip() or "(empty)"), style="italic", highlight=False)
+        say(result.query.strip() or "(empty)", "italic")
         for scored_by, run in parts:
             plain = scored_by == MODEL
             title = f"scored by: {scored_by}" if len(parts) > 1 or not plain else None
-            columns: list[Any] = ["rank", *([] if plain else ["before"]), "score", "id", "caption", "file"]
-            table = Table(*columns, title=title, title_justify="left")
+            rows = []
             for rank, hit in run:
                 before = "" if hit.zero_shot_rank in (rank, None) else str(hit.zero_shot_rank)
-                table.add_row(
-                    str(rank), *([] if plain else [before]), f"{hit.score:.3f}", printable(hit.id[:12]),
-                    printable(hit.caption), printable(str(hit.path or "")),
-                )  # fmt: skip
-            console.print(table)
+                about = (f"{hit.score:.3f}", hit.id[:12], hit.caption, str(hit.path or ""))
+                rows.append((str(rank), *([] if plain else [before]), *about))
+            show_table(("rank", *([] if plain else ["before"]), "score", "id", "caption", "file"), rows, title)
         if not result:
             say(f"  no results from rank {result.first_rank:,} on" if result.first_rank > 1 else "  no results")
         for note in result.notes:

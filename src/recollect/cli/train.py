@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from recollect.cli.parser import Arg, parse, say, value_of, warn_unused
+from recollect.cli.parser import Arg, parse, say, show_table, value_of, warn_unused
 from recollect.core.paths import check_writable
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.training.options import Recipe
@@ -167,12 +167,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def _list_recipes() -> None:
-    from rich.table import Table
-
-    from recollect.core.progress import output
     from recollect.training.recipes import RECIPES
 
-    listing = Table("recipe", "description")
-    for name, make in RECIPES.items():
-        listing.add_row(name, (make.__doc__ or "").strip().splitlines()[0])
-    output().print(listing)
+    rows = [(name, (make.__doc__ or "").strip().splitlines()[0]) for name, make in RECIPES.items()]
+    show_table(("recipe", "description"), rows)
