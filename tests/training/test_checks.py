@@ -27,6 +27,7 @@ ERRORS = {
     "zero weight": ("prefix-tiny", ("--data.weights", "2", "0"), "--data.weights"),
     "sharding one process": ("clip-tiny", ("--shard-weights",), "--shard-weights"),
     "lora on a preset": ("glyphs-siglip", ("--lora", "2"), "--model.lora"),
+    "lora on new heads": ("clip-tiny", ("--model", "vit", "--model.text", "bert", "--lora", "2"), "--model.text"),
     "prefixes of a frozen tower": ("prefix-tiny", ("--model.freeze", "text"), "--model.prefixes"),
     "missing start": ("glyphs-siglip", ("--model", "./nowhere"), "./nowhere: no such folder"),
     "unknown objective": ("clip-tiny", ("--objective", "softmx"), "softmx"),

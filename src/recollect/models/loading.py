@@ -125,8 +125,8 @@ def _dual_config(name: str) -> transformers.PreTrainedConfig:
     if model_class is None or isinstance(model_class, tuple) or not all(hasattr(model_class, each) for each in wanted):
         raise UserError(
             f"{name}: a {config.model_type} model, which has no image and text tower. "
-            "Name a dual encoder: CLIP, SigLIP, SigLIP 2, ALIGN, a VisionTextDualEncoder, … (or build one from a "
-            "vision model and a text encoder with `pair_towers`)."
+            "Name a dual encoder: CLIP, SigLIP, SigLIP 2, ALIGN, a VisionTextDualEncoder, … (or pair a vision "
+            "model with a text encoder: `recollect train --model.text`, or `pair_towers` in Python)."
         )
     return config
 

@@ -77,8 +77,8 @@ def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
         if not any(name.startswith(tower) for name in sites):
             which = "image" if tower in ("vision_model.", "image_tower.") else "text"
             raise UserError(
-                f"this model cannot be adapted: its {which} tower has no attention or MLP layers. Build the index with "
-                "a CLIP or SigLIP model."
+                f"this model cannot be adapted: its {which} tower has no attention or MLP layers. Use a CLIP or SigLIP "
+                "model."
             )
     return sites
 

@@ -274,12 +274,13 @@ class Recipe:
             "model.locked": model.locked != "none",
             "model.lora": model.lora is not None,
             "model.prefixes": bool(model.prefixes),
+            "model.text": model.text is not None,  # a new pair has random heads
             "compile": self.compile,
             "shard-weights": self.shard_weights,
         }
         yield not data.specs, "no data source. Add one with --data SOURCE."
         for one, others, why in (
-            ("model.lora", ("model.locked", "model.prefixes"), "LoRA changes no other weights"),
+            ("model.lora", ("model.locked", "model.prefixes", "model.text"), "LoRA changes no other weights"),
             ("shard-weights", ("model.locked", "model.lora", "compile"), "they cannot be combined"),
         ):
             for other in others:
