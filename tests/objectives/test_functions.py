@@ -8,7 +8,15 @@ import torch
 from torch.nn.functional import normalize
 
 import slow_losses
-from recollect.objectives import attend, contextualize, label_contrastive, sigmoid_contrastive, softmax_contrastive
+from recollect.objectives import (
+    ContextObjective,
+    ContrastiveObjective,
+    attend,
+    contextualize,
+    label_contrastive,
+    sigmoid_contrastive,
+    softmax_contrastive,
+)
 from slow_losses import contrastive_loss, rows
 
 SIZES = [(2, 1), (5, 2), (23, 7), (24, 8), (9, 64)]
@@ -111,6 +119,19 @@ def assert_as_close_as_float32_allows(case, single, inputs):
     for ours, theirs, size in zip(single, exact, sizes, strict=True):
         assert ours.dtype == torch.float32
         assert (ours.double() - theirs).abs().max() <= torch.finfo(torch.float32).eps * roundings * size
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("case", CASES)
+def test_temperatures_may_be_plain_numbers_or_tensors_with_one_entry(case, form):
+    function, _, make = CASES[case]
+    tensors = [tensor.requires_grad_() for tensor in make(9, torch.float64)]
+    expected = function(*tensors, form=form, tile=4)
+    count = 1 if case == "context" else 2
+    for convert in (float, lambda each: each.detach().reshape(1).requires_grad_()):
+        found = function(*tensors[:count], *map(convert, tensors[count:]), form=form, tile=4)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        found.sum().backward()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -221,6 +242,9 @@ def test_errors_name_mismatched_shapes_and_unknown_forms():
         contextualize(rows(1), number(1.0))
     with pytest.raises(ValueError, match="form must be"):
         softmax_contrastive(rows(3), rows(3), number(1.0), form="sparse")
+    for objective in (ContrastiveObjective(), ContextObjective()):  # ids without columns were ignored
+        with pytest.raises(ValueError, match=r"\(batch, columns\), got \(3,\)"):
+            objective(rows(3), rows(3), duplicate_ids=torch.zeros(3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recollect.objectives.shards import Copies
-from recollect.objectives.tiles import Form, accumulator, full_precision, no_autocast, resolve, tile_size, tiles
+from recollect.objectives.tiles import Form, accumulator, full_precision, no_autocast, resolve, scalar, tile_size, tiles
 
 
 class Attended(NamedTuple):
@@ -23,7 +23,7 @@ class Attended(NamedTuple):
 
 def contextualize(
     images: Float[Tensor, "batch width"],
-    temperature: Float[Tensor, ""],
+    temperature: Float[Tensor, "..."] | float,
     *,
     form: Form = "auto",
     tile: int | None = None,
@@ -56,7 +56,7 @@ def attend(
     queries: Float[Tensor, "queries width"],
     keys: Float[Tensor, "keys width"],
     values: Float[Tensor, "keys value_width"],
-    scale: Float[Tensor, ""],
+    scale: Float[Tensor, "..."] | float,
     own: Int[Tensor, " queries"] | None = None,
     *,
     copies: Copies | None = None,
@@ -86,6 +86,7 @@ def attend(
         raise ValueError(f"a look-up needs at least one key that is not the query's own, got {len(keys)} keys")
     with no_autocast(queries.device):
         queries, keys, values = (full_precision(tensor) for tensor in (queries, keys, values))
+        scale = scalar(scale, queries)
         if resolve(form, min(len(queries), len(keys))) == "dense":
             return _dense(queries, keys, values, scale, own, copies)
         return Attended(*_Tiled.apply(queries, keys, values, scale, own, copies, tile or tile_size(queries.device)))

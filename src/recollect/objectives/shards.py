@@ -88,9 +88,14 @@ def find_copies(
         duplicate_ids: ids of this process's rows; rows that share one are copies. Negative values mean no id.
         shard: this process's part of the batch.
         groups: classes of the whole batch; see `Copies`.
+
+    Raises:
+        ValueError: the ids are not a matrix.
     """
     if duplicate_ids is None:
         return None
+    if duplicate_ids.ndim != 2:
+        raise ValueError(f"duplicate_ids must have shape (batch, columns), got {tuple(duplicate_ids.shape)}")
     everything = shard.gather(duplicate_ids)
     known = (column[column >= 0] for column in everything.T)
     if all(len(column.unique()) == len(column) for column in known):

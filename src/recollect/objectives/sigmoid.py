@@ -18,6 +18,7 @@ from recollect.objectives.tiles import (
     full_precision,
     no_autocast,
     resolve,
+    scalar,
     tile_size,
     tiles,
 )
@@ -26,8 +27,8 @@ from recollect.objectives.tiles import (
 def sigmoid_contrastive(
     images: Float[Tensor, "batch width"],
     texts: Float[Tensor, "batch width"],
-    scale: Float[Tensor, ""],
-    bias: Float[Tensor, ""],
+    scale: Float[Tensor, "..."] | float,
+    bias: Float[Tensor, "..."] | float,
     *,
     duplicate_ids: Int[Tensor, "batch columns"] | None = None,
     form: Form = "auto",
@@ -42,7 +43,7 @@ def sigmoid_contrastive(
     Args:
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
-        scale: inverse temperature; 10 at the start in the paper.
+        scale: inverse temperature, a number or a tensor with one entry; 10 at the start in the paper.
         bias: -10 at the start in the paper; about ``-log B`` for small batches.
         duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
             negatives of each other.
@@ -57,7 +58,7 @@ def sigmoid_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    sets = [LossInputs(images, scale, bias, 1.0)]
+    sets = [LossInputs(images, scalar(scale, images), scalar(bias, images), 1.0)]
     total, _ = sigmoid_sets(sets, texts, find_copies(duplicate_ids, shard), form=form, tile=tile, shard=shard)
     return total
 

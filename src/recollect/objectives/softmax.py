@@ -16,6 +16,7 @@ from recollect.objectives.tiles import (
     full_precision,
     no_autocast,
     resolve,
+    scalar,
     tile_size,
     tiles,
 )
@@ -24,7 +25,7 @@ from recollect.objectives.tiles import (
 def softmax_contrastive(
     images: Float[Tensor, "batch width"],
     texts: Float[Tensor, "batch width"],
-    scale: Float[Tensor, ""],
+    scale: Float[Tensor, "..."] | float,
     *,
     duplicate_ids: Int[Tensor, "batch columns"] | None = None,
     form: Form = "auto",
@@ -38,7 +39,7 @@ def softmax_contrastive(
     Args:
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
-        scale: inverse temperature.
+        scale: inverse temperature, a number or a tensor with one entry.
         duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
             negatives of each other.
         form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
@@ -59,7 +60,7 @@ def label_contrastive(
     images: Float[Tensor, "batch width"],
     texts: Float[Tensor, "batch width"],
     labels: Int[Tensor, " batch"],
-    scale: Float[Tensor, ""],
+    scale: Float[Tensor, "..."] | float,
     *,
     duplicate_ids: Int[Tensor, "batch columns"] | None = None,
     form: Form = "auto",
@@ -89,7 +90,7 @@ def label_contrastive(
 def _contrastive(
     images: Tensor,
     texts: Tensor,
-    scale: Tensor,
+    scale: Tensor | float,
     groups: Tensor | None,
     duplicate_ids: Tensor | None,
     form: Form,
@@ -99,7 +100,7 @@ def _contrastive(
     """Compute the UniCL loss for ``groups``, the classes of the whole batch, or the CLIP loss if None."""
     with no_autocast(images.device):
         images, texts = full_precision(images), shard.gather(full_precision(texts))
-        copies = find_copies(duplicate_ids, shard, groups)
+        scale, copies = scalar(scale, images), find_copies(duplicate_ids, shard, groups)
         of_rows, of_columns = log_sums(images, texts, scale, copies, form, tile)
         first = shard.first(len(images))
         own = slice(first, first + len(images))

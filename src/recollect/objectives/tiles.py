@@ -43,6 +43,13 @@ def full_precision(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor
 
 
+def scalar(number: Tensor | float, like: Tensor) -> Tensor:
+    """Return a number, or a tensor with one entry, as a tensor without dimensions."""
+    if isinstance(number, Tensor):
+        return number.reshape(())
+    return torch.tensor(number, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
 def accumulator(like: Tensor) -> Tensor:
     """Return a zero for summing many tiles, in float64 if the device supports it."""
     return torch.zeros((), dtype=like.dtype if like.device.type == "mps" else torch.float64, device=like.device)
