@@ -142,12 +142,16 @@ def test_an_array_and_a_picture_of_the_input_size_have_equal_embeddings(vision, 
     torch.testing.assert_close(model.embed_images(array), model.embed_images(Image.fromarray(array)))
 
 
-def test_pooling_and_normalization_match_sentence_transformers(vision, sentences):
-    model = pair_towers(vision("resnet"), sentences)
-    expected = SentenceTransformer(str(sentences), device="cpu").encode(TEXTS, convert_to_tensor=True)
+@pytest.mark.parametrize("length", [None, 7])
+def test_pooling_normalization_and_length_match_sentence_transformers(vision, sentences, tmp_path, length):
+    folder, texts = shutil.copytree(sentences, tmp_path / "sentences"), [*TEXTS, "a photo " * 15]
+    if length:  # as in models published before sentence-transformers 6
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    model = pair_towers(vision("resnet"), folder)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts, convert_to_tensor=True)
     model.model.text_projection = torch.nn.Identity()
     with torch.no_grad():
-        torch.testing.assert_close(model.encode_texts(model.tokenize(TEXTS)), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(model.encode_texts(model.tokenize(texts)), expected, atol=1e-5, rtol=0)
 
 
 def test_learning_batch_norms_are_detected(vision, bert):

@@ -151,6 +151,9 @@ def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.P
         tokenizer.model_max_length = known.length
         return tower, tokenizer, known.pooling, True
     if modules is not None:
+        file = optional_file(place, "sentence_bert_config.json")
+        length = json.loads(file.read_text(encoding="utf-8")).get("max_seq_length") if file else None
+        tokenizer.model_max_length = length or tokenizer.model_max_length
         return tower, tokenizer, *modules
     return tower, tokenizer, "pooler" if tower.config.model_type.startswith(_OWN_POOLING) else "mean", False
 
