@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.core.types import Encoder
 from recollect.models import build_model, load_model
+from recollect.testing import check_encoder
 
 NAMES = (
     "vector-mlp",
@@ -71,15 +71,8 @@ def test_small_models_give_identical_results_in_another_process(given, captions,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_model_is_an_encoder(name, given, captions):
-    encoder = build_model(name, texts=captions)
-    assert isinstance(encoder, Encoder)
-    images, texts = encoder.embed_images(inputs(name, given)), encoder.embed_texts(captions)
-    for rows in (images, texts):
-        assert rows.dtype == torch.float32
-        assert not rows.requires_grad
-        torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
-    torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0])
-    assert encoder.embed_texts([]).shape == (0, encoder.width)
+    vectors = list(given["vectors"].numpy()) if name.startswith("vector") else None
+    check_encoder(build_model(name, texts=captions), vectors)
 
 
 def test_a_bag_of_words_sums_its_word_vectors(captions):

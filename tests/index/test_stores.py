@@ -185,20 +185,6 @@ def test_inserted_rows_are_read_back_unchanged(index):
         index.pictures(["row 1", "unknown"])
 
 
-def test_lookups_give_the_same_results_on_every_store(index):
-    index.insert(make_rows(25))
-    index.insert(make_rows(15, first=25))
-    other = Index.create(width=WIDTH, model="m")
-    other.insert(make_rows(40))
-    queries = unit(np.random.default_rng(3).normal(size=(5, WIDTH)))
-    for by in ("image", "text"):
-        for more in ({"exclude": {"row 3"}}, {"max_score": 0.6}, {"exclude": [["row 1"]] * 5}, {"exact": True}):
-            result, expected = (each.lookup(queries, 12, by, "text", **more) for each in (index, other))
-            assert result.ids.tolist() == expected.ids.tolist()
-            assert np.allclose(result.scores, expected.scores, atol=1e-5)
-            assert np.allclose(result.vectors, expected.vectors, atol=1e-5)
-
-
 def test_a_removed_picture_keeps_its_vectors_but_is_not_found_until_it_is_restored(index):
     index.insert(make_rows(20))
     vectors = {by: index.vectors(["row 2", "row 3"], by) for by in ("image", "text")}

@@ -84,11 +84,6 @@ def test_an_embedding_does_not_depend_on_the_rest_of_the_batch(checkpoint, famil
     torch.testing.assert_close(encoder.embed_texts(captions), texts, atol=2e-6, rtol=0)
 
 
-def test_empty_input_gives_zero_rows(checkpoint):
-    encoder = load_model(checkpoint("clip"), "cpu")
-    assert encoder.embed_images([]).shape == encoder.embed_texts([]).shape == (0, encoder.width)
-
-
 def test_texts_longer_than_the_maximum_are_truncated(checkpoint, family):
     encoder = load_model(checkpoint(family), "cpu")
     longest = encoder.text.length

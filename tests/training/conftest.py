@@ -94,10 +94,8 @@ class SmallObjective(Objective):
         labels: Tensor | None = None,
         views: Tensor | None = None,
         context: Tensor | None = None,
-        duplicate_ids: Tensor | None = None,
-        context_duplicate_ids: Tensor | None = None,
-        seed: int = 0,
         shard: Shard = WHOLE,
+        **_,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         # Every process computes the whole loss and returns its share.
         images, texts = shard.gather(images), shard.gather(texts)
