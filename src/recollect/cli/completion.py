@@ -29,10 +29,10 @@ class Completion:
         from recollect.cli import COMMANDS
 
         commands = {name: (command.kind, command.help) for name, command in COMMANDS.items()}
-        print(shtab.complete(command_tree("recollect", commands), self.shell))
+        print(shtab.complete(_command_tree("recollect", commands), self.shell))
 
 
-def command_tree(prog: str, commands: Mapping[str, tuple[type[Any], str]]) -> argparse.ArgumentParser:
+def _command_tree(prog: str, commands: Mapping[str, tuple[type[Any], str]]) -> argparse.ArgumentParser:
     """Build a parser with a subparser per command.
 
     Args:

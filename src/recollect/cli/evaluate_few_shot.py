@@ -32,7 +32,7 @@ _DEFAULT_METHODS = ("zero-shot", *PAPER_METHODS)
 _DEFAULT_SHOTS = (1, 2, 4, 8, 16, 32)
 
 
-def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[VectorEncoder, ClassificationTask]]:
+def _open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[VectorEncoder, ClassificationTask]]:
     """Open embeddings from files as tasks, each with an encoder that returns them.
 
     Raises:
@@ -122,7 +122,7 @@ def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
         explicit = "zero-shot" in options.methods and options.methods != _DEFAULT_METHODS
         refuse((explicit, "--methods zero-shot: needs class texts. Give them with --texts FILE."))
         protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
-    sets = open_features(options.own, options.data)
+    sets = _open_features(options.own, options.data)
     protocol = _reachable(options, protocol, [task for _, task in sets])
     seed = options.model.seed
     return [

@@ -57,7 +57,7 @@ def open_data(
         options.suite,
         copies=options.copies,
         division=division,
-        templates=prompt_templates(options),
+        templates=_prompt_templates(options),
         columns=replace(options.columns, synonyms=synonyms),
         synonyms=synonyms is not None,
     )
@@ -84,7 +84,7 @@ def require_data(options: LabeledData, *unread: str, command: str = "") -> None:
             warn_unused(options, "support", "query", why="--within divides one split into both")
 
 
-def prompt_templates(options: LabeledData) -> tuple[str, ...]:
+def _prompt_templates(options: LabeledData) -> tuple[str, ...]:
     """Return the prompt templates.
 
     Raises:
@@ -164,7 +164,7 @@ def finish(options: ModelOptions, results: Sequence[Result], left_out: Sequence[
     say(f"{counted(len(results), 'JSON file')} in {options.out}")
 
 
-def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> None:
+def _print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> None:
     """Print a table with a row per model, data set and method, and a column per metric.
 
     Args:
@@ -191,7 +191,7 @@ def run_zero_shot(options: ZeroShot) -> None:
     opened = open_data(options.data, "zero-shot", options.synonyms_column)
 
     results = evaluate_each(options.model, [(task, task.query) for task in opened.tasks], zero_shot)
-    print_figures(results)
+    _print_figures(results)
     finish(options.model, results, opened.left_out)
 
 
@@ -207,7 +207,7 @@ def run_probe(options: Probe) -> None:
 
     model = replace(options.model, prefix="none")
     results = evaluate_each(model, [(task, task.query) for task in opened.tasks], evaluate)
-    print_figures(results, {"C": "C"})
+    _print_figures(results, {"C": "C"})
     finish(options.model, results, opened.left_out)
 
 
@@ -215,14 +215,14 @@ def run_entities(options: Entities) -> None:
     """Evaluate, print and write."""
     require_data(options.data)
     check_models(options.model, "entities")
-    data, templates = options.data, prompt_templates(options.data)
+    data, templates = options.data, _prompt_templates(options.data)
     tasks = [open_entities(spec, options.seen, options.unseen, templates, data.columns) for spec in data.data]
     results = evaluate_each(
         options.model,
         [(both, both[0].query) for both in tasks],
         lambda encoder, both, **given: entities(encoder, *both, **given),
     )
-    print_figures(results, {"ece": "calibration error"})
+    _print_figures(results, {"ece": "calibration error"})
     finish(options.model, results)
 
 
@@ -238,14 +238,14 @@ def run_multilabel(options: Multilabel) -> None:
             spec,
             support=options.support if options.probe else None,
             query=options.query or split_of(spec) or "test",
-            templates=prompt_templates(options.data),
+            templates=_prompt_templates(options.data),
             columns=options.data.columns,
             names=names,
         )
         for spec in options.data.data
     ]
     results = evaluate_each(options.model, [(task, task.query) for task in tasks], multilabel)
-    print_figures(results)
+    _print_figures(results)
     finish(options.model, results)
 
 

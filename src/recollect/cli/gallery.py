@@ -11,7 +11,7 @@ from recollect.data.sources.images import jpeg_url
 from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 
-GALLERY_FORMAT = 4
+_GALLERY_FORMAT = 4
 """Version of the JSON format."""
 
 _SIDE = 224
@@ -20,7 +20,7 @@ _SIDE = 224
 def hits_as_json(results: Sequence[Hits], about: Mapping[str, Any]) -> dict[str, Any]:
     """Convert results to JSON."""
     return {
-        "format": GALLERY_FORMAT,
+        "format": _GALLERY_FORMAT,
         **about,
         "results": [
             {

@@ -178,7 +178,7 @@ class Remove(OnIndex):
             ids = index.ids_where(self.where)
         else:
             ids = index.find(list(dict.fromkeys(self.ids)))
-        remove_pictures(index, ids, self.yes)
+        _remove_pictures(index, ids, self.yes)
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class FindDuplicates(OnIndex):
             write_json(self.out, groups)
             say(f"groups: {self.out}")
         if self.remove:
-            remove_pictures(index, found.spare, self.yes)
+            _remove_pictures(index, found.spare, self.yes)
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ class Compact(OnIndex):
         say(f"{self.index}: {freed / 1e6:,.1f} MB freed")
 
 
-def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
+def _remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
     """Remove pictures, or print what would be removed."""
     total = len(index)
     share = f"{len(ids):,} of {total:,} pictures ({len(ids) / max(1, total):.1%})"

@@ -88,7 +88,7 @@ class Search(OnIndex):
             settings = index.settings  # type: ignore[attr-defined]
             about["normalization"] = asdict(settings)
             say(f"normalized: {settings}")
-        print_results(results)
+        _print_results(results)
         if self.out is not None:
             save_results(results, about, self.out)
             say(f"results: {self.out}")
@@ -158,7 +158,7 @@ class Search(OnIndex):
         return episode_reranker(index, self.episode)
 
 
-def print_results(results: "list[Hits]") -> None:
+def _print_results(results: "list[Hits]") -> None:
     """Print a table for each run of hits scored by the same model."""
     from recollect.cli.gallery import scored_parts
     from recollect.index.hits import MODEL

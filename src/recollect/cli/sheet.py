@@ -14,7 +14,7 @@ from recollect.core.files import write_json, write_text
 from recollect.core.templates import render
 from recollect.data.sources.images import BrokenImageError, decode, jpeg_url
 
-SHEET_COLUMNS = (
+_SHEET_COLUMNS = (
     "file", "prediction", "confidence", "runner_up", "unknown", "possible", "nearest_example", "nearest_similarity",
 )  # fmt: skip
 
@@ -28,7 +28,7 @@ def save_csv(found: Classification, path: str | Path) -> None:
         confidence, possible = f"{item.confidence:.4f}", "|".join(item.possible)
         about = (item.label, confidence, item.runner_up, item.unknown, possible, str(example), similarity)
         rows.append((str(item.file), *about))
-    write_cells(text, SHEET_COLUMNS, rows)
+    write_cells(text, _SHEET_COLUMNS, rows)
     write_text(path, text.getvalue())
 
 

@@ -25,7 +25,7 @@ _SCORES = 2**21
 """Scores computed at a time (8 MB, to stay in cache); determines the rows per block."""
 
 _GROUP = 64
-"""Scores per group in `stable_topk`."""
+"""Scores per group in `_stable_topk`."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def nearest_by_torch(
         products = _products(queries, matrix[some])
         if norms is not None:
             products /= torch.from_numpy(np.ascontiguousarray(norms[some])).to(device)
-        scores, rows = stable_topk(products, min(k, stop - start))
+        scores, rows = _stable_topk(products, min(k, stop - start))
         scores, order = torch.cat([best_scores, scores], 1).sort(dim=1, descending=True, stable=True)
         best_scores, best_rows = scores[:, :k], torch.cat([best_rows, rows + start], 1).gather(1, order[:, :k])
     return best_scores, best_rows
@@ -154,7 +154,7 @@ def _products(queries: Tensor, rows: np.ndarray) -> Tensor:
     return products
 
 
-def stable_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _stable_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return ``scores.topk(k)`` with ties broken by column order.
 
     For long rows, one pass computes the maxima of groups, and only the k best groups are sorted.

@@ -22,10 +22,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-FIRST_LINE_SECONDS = 2.0
+_FIRST_LINE_SECONDS = 2.0
 """Delay before the first progress line if standard error is not a terminal; the delay doubles after each line."""
 
-LINE_SECONDS = 30.0
+_LINE_SECONDS = 30.0
 """Maximum delay between two progress lines."""
 
 
@@ -106,11 +106,11 @@ class Counter:
         self._unit = unit
         self._start = time.monotonic()
         self._before = bar.tasks[-1].completed
-        self._pause = FIRST_LINE_SECONDS
+        self._pause = _FIRST_LINE_SECONDS
         self._next_line = self._start + self._pause if lines else math.inf
         self._writing = threading.Lock()
         # The first step may take minutes; the timer shows that work has started.
-        self._timer = threading.Timer(FIRST_LINE_SECONDS, self._write_line)
+        self._timer = threading.Timer(_FIRST_LINE_SECONDS, self._write_line)
         self._timer.daemon = True
         if lines:
             self._timer.start()
@@ -134,7 +134,7 @@ class Counter:
             if now < self._next_line and self._bar.tasks[-1].completed > self._before:
                 return  # the timer and a step wrote at the same moment
             console.print(self._line(now - self._start, note), highlight=False, soft_wrap=True)
-            self._pause = min(2 * self._pause, LINE_SECONDS)
+            self._pause = min(2 * self._pause, _LINE_SECONDS)
             self._next_line = now + self._pause
 
     def _line(self, seconds: float, note: str) -> str:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 CAPTION_SHARE = 0.9
 MIN_CAPTIONS = 20
-MAX_CAPTIONS = 2_048
+_MAX_CAPTIONS = 2_048
 _ROUNDING = 1e-6
 """Tolerance for float32 cosines: rounding must not push a caption's own picture below the cut-off."""
 
-MIN_PICTURES = 50
+_MIN_PICTURES = 50
 """Minimum number of pictures for an estimated cut-off."""
 
 MIN_DEVIATIONS, HALFWAY = 3.0, 0.5
@@ -90,10 +90,10 @@ def index_cut_off(index: "Index", share: float = CAPTION_SHARE, seed: int = 0) -
     """Implement `Index.cut_off`."""
     images = index.vectors()
     if index.texts >= MIN_CAPTIONS:
-        drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MAX_CAPTIONS]
+        drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * _MAX_CAPTIONS]
         ids = index.ids
         texts = index.vectors([ids[row] for row in drawn.tolist()], "text")
-        usable = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MAX_CAPTIONS]
+        usable = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:_MAX_CAPTIONS]
         if len(usable) >= MIN_CAPTIONS:
             return learn_cut_off(images, texts[usable], drawn[usable].astype(np.int64), share, seed)
     images = images[images.any(axis=1)]
@@ -162,10 +162,10 @@ def estimate_cut_off(images: Float32[np.ndarray, "images width"], seed: int = 0)
     Unlike a learned cut-off it has no guarantee, and it keeps some pictures even if none match the query.
 
     Raises:
-        ValueError: fewer than `MIN_PICTURES` pictures.
+        ValueError: fewer than `_MIN_PICTURES` pictures.
     """
-    if len(images) < MIN_PICTURES:
-        raise ValueError(f"too few; a cut-off needs {MIN_PICTURES} pictures or {MIN_CAPTIONS} captions")
+    if len(images) < _MIN_PICTURES:
+        raise ValueError(f"too few; a cut-off needs {_MIN_PICTURES} pictures or {MIN_CAPTIONS} captions")
     drawn = numpy_generator("cut-off", seed).permutation(len(images))[:_ESTIMATE_PICTURES]
     return CutOff(MIN_DEVIATIONS, 0.0, 0, 0.0, True, *_picture_moments(images[np.sort(drawn)]), "scores")
 

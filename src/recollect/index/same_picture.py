@@ -3,7 +3,7 @@
 *Identical* pictures have equal decoded pixels (compared by `data.sources.images.pixel_digest`).
 
 *Near-identical* pictures (`near_identical`) show the same shot: one is a copy of the other that was re-encoded (JPEG,
-WebP, a palette), resized at constant aspect ratio, converted to gray, cropped by up to `MAX_CROP_SHARE` of a side, or
+WebP, a palette), resized at constant aspect ratio, converted to gray, cropped by up to `_MAX_CROP_SHARE` of a side, or
 faintly watermarked (a strong watermark changes as much as a different line of text). Two shots of the same object, two
 frames of a burst, two products on the same background and two screenshots with different text are not near-identical.
 
@@ -25,7 +25,7 @@ from PIL import Image
 
 from recollect.core.types import ImageLike
 
-MAX_CROP_SHARE = 0.055
+_MAX_CROP_SHARE = 0.055
 """Maximum share of a side that a crop may remove, both edges together."""
 
 _SIZES = (32, 64, 128)
@@ -200,7 +200,7 @@ def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Wind
             return None
     left, width, top, height = found[0].tolist()
     off = (left, top, 1 - left - width, 1 - top - height)
-    if max(abs(1 - width), abs(1 - height)) > MAX_CROP_SHARE:
+    if max(abs(1 - width), abs(1 - height)) > _MAX_CROP_SHARE:
         return None
     slack = 0.4 / 64
     if (one.width, one.height) == (other.width, other.height):
@@ -285,7 +285,7 @@ def _align(
         normal += 1e-3 * np.trace(normal, axis1=1, axis2=2)[:, None, None] / 4 * np.eye(4)
         step = np.linalg.solve(normal, weighted @ residual[..., None])[..., 0]
         found[moving] += step
-        outside = np.abs(found[moving] - _WHOLE).max(1) > 1.5 * MAX_CROP_SHARE
+        outside = np.abs(found[moving] - _WHOLE).max(1) > 1.5 * _MAX_CROP_SHARE
         found[moving[outside]] = np.nan
         moving = moving[~outside & (np.abs(step).max(1) >= 5e-4)]
     return found

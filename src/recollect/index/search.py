@@ -63,10 +63,10 @@ def rank_pictures(
     total = len(index) if by == "image" else index.texts
     searched = total if where is None else index.count_where(where)
     if not nonempty or not searched:
-        return [Ranking(query, notes=query_notes(query, None), searched=searched) for query in parsed]
+        return [Ranking(query, notes=_query_notes(query, None), searched=searched) for query in parsed]
     with lock or nullcontext():
         encoder = encoder or index.model.encoder_for(nonempty)
-        vectors, notes = index.model.embed(nonempty, encoder), [query_notes(query, encoder) for query in nonempty]
+        vectors, notes = index.model.embed(nonempty, encoder), [_query_notes(query, encoder) for query in nonempty]
     found = index.lookup(vectors, min(k, searched), by, where=where, exclude=frozenset(exclude) or None, exact=exact)
     ranked = []
     for query, vector, noted, row, scores in zip(nonempty, vectors, notes, found.ids, found.scores, strict=True):
@@ -125,7 +125,7 @@ def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple
     return ("nothing is cut off: the cut-off applies to text queries only, and this query contains a picture",)
 
 
-def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:
+def _query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:
     """Return notes on words that exceed the model's maximum length or are the path of a picture."""
     notes = [query.hint] if query.hint else []
     words = [term.words for term in query.terms if term.words is not None]

@@ -10,10 +10,10 @@ from recollect.core.progress import watched
 from recollect.index import Duplicates
 from recollect.web.library import Library
 
-SHOWN_GROUPS = 40
+_SHOWN_GROUPS = 40
 """Groups per answer."""
 
-SHOWN_PER_GROUP = 48
+_SHOWN_PER_GROUP = 48
 """Maximum number of pictures shown per group; the answer has the number of the others."""
 
 
@@ -96,15 +96,15 @@ class DuplicateFinder:
         return {
             **self.progress(),
             "counts": {each: {"groups": len(of), "pictures": sum(map(len, of))} for each, of in groups.items()},
-            "groups": [self._group(kind, ids) for ids in groups.get(kind, [])[start : start + SHOWN_GROUPS]],
+            "groups": [self._group(kind, ids) for ids in groups.get(kind, [])[start : start + _SHOWN_GROUPS]],
         }
 
     def _group(self, kind: str, ids: Sequence[str]) -> dict[str, Any]:
         """Return the facts about a group; files with short names come first, since copies usually have longer ones."""
-        pictures = self.library.pictures(ids[:SHOWN_PER_GROUP])
+        pictures = self.library.pictures(ids[:_SHOWN_PER_GROUP])
         return {
             "kind": kind,
-            "more": max(0, len(ids) - SHOWN_PER_GROUP),
+            "more": max(0, len(ids) - _SHOWN_PER_GROUP),
             "pictures": [
                 {
                     "id": each.id,

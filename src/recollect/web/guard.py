@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 ASGI = Any
 
-COOKIE = "recollect_token"
+_COOKIE = "recollect_token"
 """Cookie name, followed by the port: browsers share the cookies of a host among all its ports."""
-CSRF_HEADER = "x-recollect"
+_CSRF_HEADER = "x-recollect"
 """Custom header required for changes: other sites cannot send it without a CORS preflight, which fails."""
 
 JSON_LIMIT = 4 * 2**20  # the ids of all pictures on a map
@@ -76,15 +76,16 @@ class Guard:
             return _answer(403, "requests from other sites are not allowed")
         if request.method not in ("GET", "HEAD", "POST", "DELETE"):
             return _answer(405, "method not allowed")
-        if request.method in ("POST", "DELETE") and CSRF_HEADER not in request.headers:
-            return _answer(403, f"requests that change data need the header {CSRF_HEADER}")
+        if request.method in ("POST", "DELETE") and _CSRF_HEADER not in request.headers:
+            return _answer(403, f"requests that change data need the header {_CSRF_HEADER}")
         return None
 
     def _token_response(self, request: Request) -> Response | None:
         """Return the response to a request without the token, or with the token in its address; else None."""
         if self.token is None:
             return None
-        cookie = f"{COOKIE}_{(request.scope.get('server') or (None, 0))[1]}"  # pages on two ports have separate cookies
+        port = (request.scope.get("server") or (None, 0))[1]
+        cookie = f"{_COOKIE}_{port}"  # pages on two ports have separate cookies
         if given := request.query_params.get("token"):
             if not self._is_token(given):
                 return _answer(401, "wrong token")

@@ -18,9 +18,9 @@ from recollect.core.files import atomic_path, move_file
 from recollect.core.words import normalized_name
 from recollect.index.annotations import LABELED
 
-MAX_NAME_LENGTH = 200
-MAX_CLASSES = 200
-MAX_SEARCHES = 100
+_MAX_NAME_LENGTH = 200
+_MAX_CLASSES = 200
+_MAX_SEARCHES = 100
 _MAX_GAP = 1_000  # consecutive unreadable changes after which reading a damaged file stops
 
 _TABLES = """
@@ -117,14 +117,14 @@ class LabelStore:
         name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
         if not any(each.isprintable() for each in name.replace(" ", "")):
             raise UserError("missing: name of the label")
-        if max(len(name), len(text)) > MAX_NAME_LENGTH:
-            raise UserError(f"the name or text is longer than {MAX_NAME_LENGTH} characters")
+        if max(len(name), len(text)) > _MAX_NAME_LENGTH:
+            raise UserError(f"the name or text is longer than {_MAX_NAME_LENGTH} characters")
         with self._change() as write:
             for each in self._classes.values():
                 if normalized_name(each.name) == normalized_name(name):  # a filter could not distinguish them
                     raise UserError(f"the label {each.name!r} already exists")
-            if len(self._classes) >= MAX_CLASSES:
-                raise UserError(f"at most {MAX_CLASSES} labels are possible. Remove one first.")
+            if len(self._classes) >= _MAX_CLASSES:
+                raise UserError(f"at most {_MAX_CLASSES} labels are possible. Remove one first.")
             key = 1 + max((entry["class"] for entry in self._entries.values() if entry["do"] == "class"), default=0)
             write({"do": "class", "class": key, "name": name, "text": text})
         return self._classes[key]
@@ -208,8 +208,8 @@ class LabelStore:
             UserError: there are too many searches, or the file cannot be written.
         """
         with self._change() as write:
-            if address is not None and len({*self._searches, name}) > MAX_SEARCHES:
-                raise UserError(f"at most {MAX_SEARCHES} searches can be saved. Remove one first.")
+            if address is not None and len({*self._searches, name}) > _MAX_SEARCHES:
+                raise UserError(f"at most {_MAX_SEARCHES} searches can be saved. Remove one first.")
             write({"do": "search", "name": name, "address": address})
         return self.searches
 

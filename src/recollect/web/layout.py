@@ -6,7 +6,7 @@ import numpy as np
 
 from recollect.core.nearest import exact_neighbors
 
-MAX_POINTS = 100_000
+_MAX_POINTS = 100_000
 """Maximum number of pictures on a map; a larger index is sampled at random."""
 
 ANCHORS = 2_000
@@ -34,8 +34,8 @@ def lay_out(vectors: np.ndarray) -> Layout:
     rows, rng = np.arange(len(vectors)), np.random.default_rng(0)
     if len(rows) < 2:
         return Layout(rows, np.full((len(rows), 2), 0.5, dtype=np.float32), "a single point")
-    if len(rows) > MAX_POINTS:
-        rows = np.sort(rng.choice(len(vectors), MAX_POINTS, replace=False))
+    if len(rows) > _MAX_POINTS:
+        rows = np.sort(rng.choice(len(vectors), _MAX_POINTS, replace=False))
     anchors = np.sort(rng.choice(len(rows), ANCHORS, replace=False)) if len(rows) > ANCHORS else np.arange(len(rows))
     points, method = _lay_out_anchors(vectors[rows[anchors]])
     if len(rows) > ANCHORS:

@@ -18,7 +18,7 @@ from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
 from recollect.index.stores.base import TABLE_FOLDER
 
-THUMB_SIDE = 256
+_THUMB_SIDE = 256
 VIEW_SIDE = 1600
 FULL_SIDE = 8192
 """Maximum longer side of a zoomed picture, in pixels."""
@@ -163,7 +163,7 @@ class Library:
         Raises:
             UserError: there is no such picture, or its file is missing, changed or damaged.
         """
-        return self._thumbnails.get_or_create(id, lambda: self.picture(id, THUMB_SIDE))
+        return self._thumbnails.get_or_create(id, lambda: self.picture(id, _THUMB_SIDE))
 
     def original(self, id: str) -> tuple[str, bytes]:
         """Return name and bytes of a picture's original file, or of the copy stored in the index.

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-MAX_TERMS = 16
-MAX_TILES = 400
+_MAX_TERMS = 16
+_MAX_TILES = 400
 
 
 class Strict(BaseModel):
@@ -54,7 +54,7 @@ class ListRequest(Strict):
             the best `MAX_ARRANGED` results if no cut-off was learned.
     """
 
-    terms: Annotated[tuple[SearchTerm, ...], Field(max_length=MAX_TERMS, strict=False)] = ()
+    terms: Annotated[tuple[SearchTerm, ...], Field(max_length=_MAX_TERMS, strict=False)] = ()
     where: WhereText = ""
     adapt: bool = False
     order: Literal["search", "likely", "next", "cut", "clicked", "sorted"] = "search"
@@ -72,7 +72,7 @@ class Slice(ListRequest):
     """
 
     start: Annotated[int, Field(ge=0)] = 0
-    count: Annotated[int, Field(ge=1, le=MAX_TILES)] = 60
+    count: Annotated[int, Field(ge=1, le=_MAX_TILES)] = 60
     version: int | None = None
     revision: int | None = None
 

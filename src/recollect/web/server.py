@@ -32,9 +32,9 @@ except ImportError:
     raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-PORT = 8517
+_PORT = 8517
 
-SHUTDOWN_TIMEOUT = 5.0
+_SHUTDOWN_TIMEOUT = 5.0
 """Seconds to wait for running requests before the process ends; finding duplicates may take a minute."""
 
 
@@ -59,14 +59,14 @@ class Page:
         index: Index,
         *,
         host: str = "127.0.0.1",
-        port: int = PORT,
+        port: int = _PORT,
         token: str | None = None,
         labels: Path | None = None,
         out: Path | None = None,
         folder: Path | None = None,
         embedded: bool = False,
     ) -> None:
-        check_address(host, port, token)
+        _check_address(host, port, token)
         self.host, self.token = host, token
         self.listening = _listen(host, port)
         self.port = int(self.listening.getsockname()[1])
@@ -138,7 +138,7 @@ def serve(
     model: Encoder | str | None = None,
     *,
     host: str = "127.0.0.1",
-    port: int = PORT,
+    port: int = _PORT,
     token: str | None = None,
     labels: Path | None = None,
     out: Path | None = None,
@@ -166,8 +166,8 @@ def serve(
         UserError: the index or folder does not exist, the folder has no pictures, or as in `Page`.
     """
     wait = not _in_notebook() if wait is None else wait
-    check_address(host, port, token)
-    port = 0 if port == PORT and not wait else port  # several cells may each show their own page
+    _check_address(host, port, token)
+    port = 0 if port == _PORT and not wait else port  # several cells may each show their own page
     folder = None if isinstance(index, Index) else pictures_in(str(index))
     if folder is not None:
         index = open_folder(folder, *_model_of_folder(model))
@@ -206,7 +206,7 @@ def _has_screen() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def check_address(host: str, port: int, token: str | None) -> None:
+def _check_address(host: str, port: int, token: str | None) -> None:
     """Reject an invalid or unsafe address to listen on.
 
     Raises:
@@ -220,7 +220,7 @@ def check_address(host: str, port: int, token: str | None) -> None:
         raise UserError(f"--host {host}: other machines could open the page. Also set a secret with --token.")
 
 
-def exit_after_timeout(server: Any, patience: float = SHUTDOWN_TIMEOUT) -> list[threading.Timer]:
+def exit_after_timeout(server: Any, patience: float = _SHUTDOWN_TIMEOUT) -> list[threading.Timer]:
     """End the process ``patience`` seconds after a uvicorn server gets a signal, or immediately after a second signal.
 
     Threads that answer requests cannot be stopped, so the process is ended with them. No data is lost: every mark is on

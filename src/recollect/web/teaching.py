@@ -15,7 +15,7 @@ from recollect.core.ordering import best_first
 from recollect.web.label_store import ClickedClass, LabelStore
 from recollect.web.library import Library, ShownRows, View
 
-SUGGESTED = 12
+_SUGGESTED = 12
 """Number of pictures that *Suggest pictures to mark* shows."""
 
 MAX_CACHED_BYTES = 2**30
@@ -78,7 +78,7 @@ class Teaching:
         """Rank the pictures of a selection for a label; return ids and scores.
 
         Args:
-            order: ``likely``: best first, marked pictures at the end; ``next``: the `SUGGESTED` pictures to mark next;
+            order: ``likely``: best first, marked pictures at the end; ``next``: the `_SUGGESTED` pictures to mark next;
                 ``cut``: nearest to the cut-off first; ``clicked``: marked pictures, latest first.
 
         Raises:
@@ -87,7 +87,7 @@ class Teaching:
         _, taught = self.answer(key, shown.view)
         fit, scores, rows = taught.fit, taught.fit.scores, shown.rows
         if order == "next":
-            best = next_to_label(taught.model, fit, SUGGESTED, among=rows)
+            best = next_to_label(taught.model, fit, _SUGGESTED, among=rows)
         elif order == "clicked":
             best = taught.latest[np.isin(taught.latest, rows)]
         else:

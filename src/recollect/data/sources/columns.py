@@ -89,7 +89,7 @@ class Columns:
         for role, name in (("image", "image"),) if chosen["image"] is None else absent:
             raise UserError(_missing_column(role, name, present, where))
         for name in (chosen["caption"] or "").split(","):
-            if name in present and (self.caption or not chosen["label"]) and (fields := fields_in(first(name))):
+            if name in present and (self.caption or not chosen["label"]) and (fields := _fields_in(first(name))):
                 guess = next((each for each in fields if each in _USUAL["caption"]), fields[0])
                 raise UserError(
                     f"{where}: column '{name}' has the fields {', '.join(map(repr, fields[:8]))}. Choose one, for "
@@ -137,11 +137,11 @@ def _missing_column(role: str, name: str, present: list[str], where: str) -> str
 
 def _inner_caption(present: Sequence[str], first: Callable[[str], Any]) -> str | None:
     """Return a caption field of a structured column, as in WebDatasets with only .jpg and .json, or None."""
-    inner = (f"{name}.{field}" for name in present for field in fields_in(first(name)) if field in _INNER_CAPTIONS)
+    inner = (f"{name}.{field}" for name in present for field in _fields_in(first(name)) if field in _INNER_CAPTIONS)
     return next(inner, None)
 
 
-def fields_in(value: Any) -> tuple[str, ...]:
+def _fields_in(value: Any) -> tuple[str, ...]:
     """Return the field names of a structure, of JSON text, or of the first structure in a list."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _structure(value)

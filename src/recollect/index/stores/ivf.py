@@ -75,7 +75,7 @@ class InvertedFile:
         self._follow(matrix)
         if len(self._keys) < k:
             return None
-        parameters = import_faiss().SearchParametersIVF(nprobe=probes or self.about.probes)
+        parameters = _import_faiss().SearchParametersIVF(nprobe=probes or self.about.probes)
         dead = min(len(self._known) - len(self._keys), _MAX_DEAD)
         _, keys = self.index.search(queries, min(k + _EXTRA + dead, self.index.ntotal), params=parameters)
         found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
@@ -95,7 +95,7 @@ class InvertedFile:
         self._follow(matrix)
         shutil.rmtree(self.folder, ignore_errors=True)
         with atomic_folder(self.folder) as unfinished:
-            import_faiss().write_index(self.index, str(unfinished / "index.faiss"))
+            _import_faiss().write_index(self.index, str(unfinished / "index.faiss"))
             _write_about(unfinished, self.about)
 
     def _follow(self, matrix: Matrix) -> None:
@@ -134,20 +134,20 @@ def open_inverted_file(cache: Path | None, by: By) -> InvertedFile | None:
         return None
     try:
         about = Accelerator(**json.loads((folder / "about.json").read_text()))
-        return InvertedFile(folder, about, import_faiss().read_index(str(folder / "index.faiss")))
+        return InvertedFile(folder, about, _import_faiss().read_index(str(folder / "index.faiss")))
     except (UserError, OSError, ValueError, KeyError, TypeError, RuntimeError):
         return None
 
 
 def _all_keys(index: Any) -> Int64[np.ndarray, " vectors"]:
     """Return the sorted keys of all vectors of an inverted file."""
-    faiss, lists = import_faiss(), index.invlists
+    faiss, lists = _import_faiss(), index.invlists
     sizes = [lists.list_size(cell) for cell in range(lists.nlist)]
     keys = [faiss.rev_swig_ptr(lists.get_ids(cell), size).copy() for cell, size in enumerate(sizes) if size]
     return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *keys]))
 
 
-def import_faiss() -> Any:
+def _import_faiss() -> Any:
     """Import faiss, with installation instructions if it is missing."""
     try:
         import faiss
@@ -158,7 +158,7 @@ def import_faiss() -> Any:
 
 def build_inverted_file(store: "LocalStore", cache: Path, by: By, target: float) -> InvertedFile:
     """Train an approximate index of images or captions, save it, and measure it (see `Index.accelerate`)."""
-    faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
+    faiss, matrix, width = _import_faiss(), store.matrix(), store.record.width
     positions = np.flatnonzero(vector_keys(matrix, by) >= 0)
     cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(positions)))))
     sample = np.sort(numpy_generator("ann", 0).permutation(positions)[: 64 * cells])

@@ -26,10 +26,10 @@ from recollect.index.stores.local import LocalStore
 from recollect.index.stores.matrix import ROW
 
 TABLE = "pictures"
-CACHE = "cache"
-HINT = "_versions/latest_version_hint.json"
+_CACHE = "cache"
+_HINT = "_versions/latest_version_hint.json"
 _VIEW = "view-"
-LOCK = ".writers"
+_LOCK = ".writers"
 _BATCH_ROWS = 8_192
 _MAX_IDS = 2_048  # ids per SQL condition
 
@@ -50,7 +50,7 @@ class LanceStore(LocalStore):
     def __init__(self, address: str, version: int | None = None) -> None:
         self.address, self.folder, self.pinned = address, Path(address), version is not None
         self._requested = version
-        self.cache, self.tidy = self.folder / CACHE, not self.pinned
+        self.cache, self.tidy = self.folder / _CACHE, not self.pinned
         if not self.folder.is_dir():
             raise UserError(f"{address}: no such index. Build one with `recollect index build SOURCE --out {address}`.")
         if not is_index_folder(self.folder):
@@ -66,7 +66,7 @@ class LanceStore(LocalStore):
     def table(self) -> Any:
         """Lance table, opened when the `TableView` is not enough."""
         with self._reported():
-            table = open_database(self.folder).open_table(TABLE)
+            table = _open_database(self.folder).open_table(TABLE)
             if self._requested is not None:
                 table.checkout(self._requested)
             elif self._view is not None and self._view.version != table.version:  # another process has written since
@@ -85,7 +85,7 @@ class LanceStore(LocalStore):
     def create(cls, address: str, record: Record) -> "LanceStore":
         """Create an empty index; the folder must be empty or missing."""
         with full_disk_errors(address), fresh_folder(address, "index") as unfinished:
-            open_database(unfinished).create_table(TABLE, schema=schema(record))
+            _open_database(unfinished).create_table(TABLE, schema=schema(record))
         return cls(address)
 
     def snapshot(self) -> "LanceStore":
@@ -116,7 +116,7 @@ class LanceStore(LocalStore):
         if self.pinned:
             raise UserError(f"{self.address}: version {self.version()} is a snapshot and cannot be changed")
         with user_errors(f"{self.address}: cannot be written to", OSError, then="; it can be searched"):
-            lock = (self.folder / LOCK).open("a+b")
+            lock = (self.folder / _LOCK).open("a+b")
         with lock, held(lock):
             try:
                 yield
@@ -126,7 +126,7 @@ class LanceStore(LocalStore):
     def _note_checksums(self) -> None:
         """Record checksums of new files; if the disk is full, the next change records them."""
         table = self.folder / TABLE_FOLDER
-        hint, files = table / HINT, (file for file in sorted(table.rglob("*")) if file.is_file())
+        hint, files = table / _HINT, (file for file in sorted(table.rglob("*")) if file.is_file())
         with suppress(OSError):
             write_checksums(self.folder, [file for file in files if file != hint and ".tmp" not in file.name], [hint])
 
@@ -205,7 +205,7 @@ class LanceStore(LocalStore):
                 warnings.catch_warnings(action="ignore"),
             ):  # about readers of old versions
                 self.table.optimize(cleanup_older_than=timedelta(days=keep_days), delete_unverified=False)
-            shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # the rows have new numbers
+            shutil.rmtree(self.folder / _CACHE, ignore_errors=True)  # the rows have new numbers
             self._matrix = None
             for each in approximate:
                 if each is not None:
@@ -249,7 +249,7 @@ class TableView:
     def read(cls, folder: Path) -> "TableView | None":
         """Read the view of the newest version; None if missing or damaged."""
         files = _files_digest(folder)
-        view = folder / CACHE / f"{_VIEW}{files}"
+        view = folder / _CACHE / f"{_VIEW}{files}"
         if not (view / CHECKSUMS).exists() or damaged_files(view):
             return None
         about = json.loads((view / "about.json").read_text())
@@ -258,11 +258,11 @@ class TableView:
 
     def write(self, folder: Path) -> None:
         """Write the view, unless a newer version exists or the folder is not writable."""
-        view = folder / CACHE / f"{_VIEW}{_files_digest(folder)}"
+        view = folder / _CACHE / f"{_VIEW}{_files_digest(folder)}"
         versions = (int(file.stem) for file in (folder / TABLE_FOLDER / "_versions").glob("*.manifest"))
         if max((each if each < 2**63 else 2**64 - 1 - each for each in versions), default=-1) != self.version:
             return
-        for old in (folder / CACHE).glob(f"{_VIEW}*"):
+        for old in (folder / _CACHE).glob(f"{_VIEW}*"):
             shutil.rmtree(old, ignore_errors=True)
         with suppress(OSError, UserError), atomic_folder(view) as unfinished:
             write_json(unfinished / "about.json", {"version": self.version, "record": asdict(self.record)})
@@ -274,7 +274,7 @@ def _files_digest(folder: Path) -> str:
     """Return a digest of the table's file names, sizes and times, which changes with every commit."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted((folder / TABLE_FOLDER).rglob("*")):
-        if file.name != Path(HINT).name and file.is_file():
+        if file.name != Path(_HINT).name and file.is_file():
             stat = file.stat()
             digest.update(f"{file.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -287,18 +287,18 @@ def verify_folder(folder: Path) -> list[str]:
     if there are such files, it is only checked to name an existing version.
     """
     table, known = folder / TABLE_FOLDER, read_checksums(folder)
-    hint = f"{TABLE_FOLDER}/{HINT}"
+    hint = f"{TABLE_FOLDER}/{_HINT}"
     existing = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
     found = damaged_files(folder, [name for name in known if name != hint and name in existing])
     if not known and (folder / CHECKSUMS).exists():
         found = damaged_files(folder)
     if hint in known and not existing - known.keys():
         found += damaged_files(folder, [hint])
-    elif (table / HINT).exists() and not _names_a_version(table / HINT):
-        found.append(f"{table / HINT}: does not name an existing version of the table")
+    elif (table / _HINT).exists() and not _names_a_version(table / _HINT):
+        found.append(f"{table / _HINT}: does not name an existing version of the table")
     if not (folder / CHECKSUMS).exists():
         found.append(f"{folder / CHECKSUMS}: missing, so the table's files were not verified")
-    for part in sorted((folder / CACHE).glob("*")) if (folder / CACHE).is_dir() else []:
+    for part in sorted((folder / _CACHE).glob("*")) if (folder / _CACHE).is_dir() else []:
         if part.is_dir() and not part.name.startswith("."):
             missing = not (part / CHECKSUMS).exists()
             found += [f"{part / CHECKSUMS}: missing"] if missing else damaged_files(part)
@@ -314,7 +314,7 @@ def _names_a_version(hint: Path) -> bool:
     return bool({str(version), str(2**64 - 1 - version)} & names) if isinstance(version, int) else False
 
 
-def open_database(path: Path) -> Any:
+def _open_database(path: Path) -> Any:
     """Connect to a LanceDB folder."""
     try:
         import lancedb
