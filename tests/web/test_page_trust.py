@@ -125,7 +125,7 @@ def test_without_captions_and_marks_the_cut_off_is_estimated_from_scores(start_b
     images += [shade(COLORS[("green", "blue")[number % 2]], number) for number in range(100)]
     ids = [f"red/{number}" if number < 5 else f"other/{number}" for number in range(105)]
     page = start_bare_page(ids, ColorEncoder().embed_images(images).numpy())
-    page.session._cut = None  # as during indexing
+    page.session._cut = page.session._cut_from = None  # as during indexing
     assert "cut" not in page.list(terms=[{"words": "red"}])
     page.session.prepare()
     answer = page.list(terms=[{"words": "red"}])

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
@@ -72,13 +72,14 @@ class Hit:
         return f"Hit({str(name)!r}, {self.score:.3f} by {self.scored_by}, {shorten(self.caption, 60)!r})"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Hits(Sequence[Hit]):
     """The hits of one query, best first.
 
     >>> hits = index.search("a red boat", k=5)                                   # doctest: +SKIP
     >>> len(hits), hits[0].path, [hit.score for hit in hits]                      # doctest: +SKIP
 
-    Args:
+    Attributes:
         hits: one page of results.
         query: the query as text.
         notes: notes for the user, e.g. on results cut off or a query that is too long.
@@ -87,34 +88,29 @@ class Hits(Sequence[Hit]):
         cut: number of pictures below the cut-off; None if there are none.
     """
 
-    def __init__(
-        self,
-        hits: Sequence[Hit],
-        query: str = "",
-        notes: Sequence[str] = (),
-        first_rank: int = 1,
-        searched: int = 0,
-        cut: int | None = None,
-    ) -> None:
-        self.hits, self.query, self.notes = tuple(hits), query, tuple(notes)
-        self.first_rank, self.searched, self.cut = first_rank, searched, cut
+    hits: Sequence[Hit]
+    query: str = ""
+    notes: tuple[str, ...] = ()
+    first_rank: int = 1
+    searched: int = 0
+    cut: int | None = None
 
     def with_hits(self, hits: Sequence[Hit], notes: Sequence[str] = ()) -> "Hits":
         """Return a copy with other hits and additional notes."""
-        return Hits(hits, self.query, (*self.notes, *notes), self.first_rank, self.searched, self.cut)
+        return replace(self, hits=hits, notes=(*self.notes, *notes))
 
     def page(self, number: int, k: int, min_score: float | None = None) -> "Hits":
         """Return one page of ``k`` hits, without hits below ``min_score``."""
         kept, notes, cut = self.hits, self.notes, None
         if min_score is not None:
             scores = [hit.score if hit.model_score is None else hit.model_score for hit in self.hits]
-            kept = tuple(hit for hit, score in zip(self.hits, scores, strict=True) if score >= min_score)
+            kept = [hit for hit, score in zip(self.hits, scores, strict=True) if score >= min_score]
             if below := [score for score in scores if score < min_score]:  # pictures not among the hits score lower
                 cut = self.searched - len(kept)
                 what = f"{cut:,} of {self.searched:,} pictures score below {min_score:.4g} and are left out"
                 notes = (*notes, f"{what} (best {max(below):.3f})")
         first = (number - 1) * k
-        return Hits(kept[first : first + k], self.query, notes, first + 1, self.searched, cut)
+        return replace(self, hits=kept[first : first + k], notes=notes, first_rank=first + 1, cut=cut)
 
     @overload
     def __getitem__(self, index: int) -> Hit: ...
@@ -124,8 +120,7 @@ class Hits(Sequence[Hit]):
     def __getitem__(self, index: int | slice) -> "Hit | Hits":
         if isinstance(index, int):
             return self.hits[index]
-        first = self.first_rank + range(len(self))[index].start
-        return Hits(self.hits[index], self.query, self.notes, first, self.searched, self.cut)
+        return replace(self, hits=self.hits[index], first_rank=self.first_rank + range(len(self))[index].start)
 
     def __len__(self) -> int:
         return len(self.hits)

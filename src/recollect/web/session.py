@@ -107,7 +107,8 @@ class Session:
         self._selections: LruCache[tuple[Any, ...], ShownRows] = LruCache(_MAX_FILTERS)
         self._facets: LruCache[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = LruCache(_MAX_FILTERS)
         self._layout: tuple[int, Layout] | None = None
-        self._cut: tuple[tuple[int, int], CutOff | None] | None = None
+        self._cut: CutOff | None = None
+        self._cut_from: tuple[int, int] | None = None  # see `_taught_by`
         self._preparing = threading.Lock()
         self._warmed = False
 
@@ -223,7 +224,7 @@ class Session:
 
     def _ranked(self, request: ListRequest) -> Listing:
         """Rank pictures as `Index.search` does, without reading them."""
-        where, cut = request.where or None, self._cut[1] if self._cut is not None else None
+        where, cut = request.where or None, self._cut
         (found,) = rank_pictures(
             self.library.index, [self.query(request.terms)], _FIRST, where=where, min_score=cut, lock=self._lock
         )
@@ -257,8 +258,7 @@ class Session:
     @property
     def ends(self) -> str:
         """Identifier of the cut-off of searches by words; changes when the cut-off changes, empty without one."""
-        cut = self._cut[1] if self._cut is not None else None
-        return f"{cut.basis} {cut.texts}" if cut is not None else ""
+        return "" if self._cut is None else f"{self._cut.basis} {self._cut.texts}"
 
     @property
     def cannot_adapt(self) -> str | None:
@@ -391,14 +391,13 @@ class Session:
     def prepare(self) -> None:
         """Learn the cut-off of searches by words from captions, marks or scores; until then, lists have no cut-off."""
         with self._preparing:
-            state = self._taught_by
-            if self._cut is not None and self._cut[0] == state:
+            if self._cut_from == (state := self._taught_by):
                 return
             cut = None
             with suppress(UserError, OSError):
                 cut = self.library.index.cut_off()
                 cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
-            self._cut = state, cut
+            self._cut, self._cut_from = cut, state
             self._lists = LruCache(_MAX_LISTS)  # existing lists lack the new cut-off
 
     def _cut_of_marks(self) -> CutOff | None:
@@ -421,7 +420,7 @@ class Session:
     def prepare_later(self) -> None:
         """Call `prepare` in a thread if there is new data, no folder is being indexed and no such thread is running."""
         busy = (self.additions.progress() or {}).get("busy")
-        if not busy and not self._preparing.locked() and (self._cut is None or self._cut[0] != self._taught_by):
+        if not busy and not self._preparing.locked() and self._cut_from != self._taught_by:
             threading.Thread(target=self.prepare, name="prepare", daemon=True).start()
 
     def _warm_later(self) -> None:
