@@ -11,7 +11,7 @@ from recollect.cli import train_reco
 from recollect.cli.parser import options_of, settings_text
 from recollect.data.sources import open_source
 from recollect.index import Index
-from recollect.models import build_model
+from recollect.models import DualEncoder, build_model
 from recollect.reco.block import FusionModule
 
 
@@ -52,6 +52,18 @@ def test_options_override_the_preset(pairs, tmp_path, words, start, mask, newnes
     assert (recipe["score_of"], recipe["mask"]) == (score_of, mask)
     assert recipe["model"]["start"] == str(pairs / "model"), "must be recorded to repeat the run"
     assert f'index = "{pairs / "index"}"' in (tmp_path / "run.toml").read_text()
+
+
+def test_pairs_are_embedded_once(pairs, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    embed, counts = DualEncoder.embed_images, []
+    monkeypatch.setattr(DualEncoder, "embed_images", lambda self, each: counts.append(len(each)) or embed(self, each))
+    fusions = []
+    for name in ("first", "second"):
+        assert train(pairs, tmp_path / name) == 0
+        fusions.append(FusionModule.open(tmp_path / name / "model").fingerprint)
+    assert counts.count(24) == 1  # opening a model embeds one picture to check it
+    assert fusions[0] == fusions[1]
 
 
 @pytest.fixture

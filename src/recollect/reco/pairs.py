@@ -1,10 +1,13 @@
 """Training pairs: image and text embeddings of a frozen model, one row per image-text pair."""
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
@@ -14,6 +17,7 @@ from recollect.data.prompts import SIMPLE_TEMPLATES, fill
 from recollect.data.sources.images import pixel_digest, prepare_image
 from recollect.data.sources.reader import BrokenCounter, read_ahead
 from recollect.index import Index, Rows
+from recollect.training.feature_store import FeatureStore
 
 _BLOCK = 256
 
@@ -69,9 +73,10 @@ class Pairs:
 
 
 def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, broken_share: float) -> Pairs:
-    """Embed the picture and first text of each sample; samples that lack either are skipped.
+    """Embed the picture and first text of each sample, or read them from the user's cache folder.
 
-    For labeled samples and samples without captions, a prompt template turns the class name into a text.
+    Samples that lack either are skipped. For labeled samples and samples without captions, a prompt template turns the
+    class name into a text.
 
     Args:
         encoder: the frozen model.
@@ -82,33 +87,51 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
     Raises:
         UserError: too many pictures are unreadable, or no pairs remain.
     """
+    counters = BrokenCounter(broken_share, "--data.broken-share")
+    parts = [
+        _embed(encoder, source, len(source) if limit is None else min(limit, len(source)), counters)
+        for source in sources
+    ]
+    captions, pictures = ([text for part in parts for text in part[column]] for column in (2, 3))
+    if not captions:
+        raise UserError(f"{', '.join(source.name for source in sources)}: no sample has both an image and a text")
+    images, texts = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
+    names = [source.name for source, part in zip(sources, parts, strict=True) for _ in part[2]]
+    return Pairs(images, texts, captions, pictures, encoder.fingerprint, names)
+
+
+def _embed(
+    encoder: Encoder, source: Source, stop: int, counters: BrokenCounter
+) -> tuple[np.ndarray, np.ndarray, list[str], list[str]]:
+    """Return image and text embeddings, captions and picture ids of the first ``stop`` samples."""
+    store, key = FeatureStore(), ("pairs", encoder.fingerprint, source.fingerprint, stop)
+    if cached := store.load(*key):
+        return cached["images"].numpy(), cached["texts"].numpy(), *json.loads(cached["names"].numpy().tobytes())
 
     def prepare(sample: Sample) -> Sample:
         digest = pixel_digest(sample.image)
         return replace(sample, id=digest, image=prepare_image(encoder, sample.image))
 
-    counters, prefix = BrokenCounter(broken_share, "--data.broken-share"), caption_prefix(encoder)
-    images, texts = [np.empty((0, encoder.width), np.float32)], [np.empty((0, encoder.width), np.float32)]
+    prefix = caption_prefix(encoder)
+    images, texts = [torch.empty(0, encoder.width)], [torch.empty(0, encoder.width)]
     captions: list[str] = []
     pictures: list[str] = []
-    names: list[str] = []
-    for source in sources:
-        stop = len(source) if limit is None else min(limit, len(source))
-        with progress(f"embed {source.name}", stop, "pairs") as counter:
-            for block in read_ahead(source, range(stop), _BLOCK, prepare=prepare):
-                counters.add(source, len(block), [str(each) for each in block if not isinstance(each, Sample)])
-                read = [each for each in block if isinstance(each, Sample)]
-                pairs = [(each, text) for each in read if (text := _text(each, source))]
-                if pairs:
-                    images.append(encoder.embed_images([each.image for each, _ in pairs]).numpy())
-                    texts.append(encoder.embed_texts([text for _, text in pairs], prefix).numpy())
-                captions += [text for _, text in pairs]
-                pictures += [each.id for each, _ in pairs]
-                names += [source.name] * len(pairs)
-                counter.advance(len(block))
-    if not captions:
-        raise UserError(f"{', '.join(source.name for source in sources)}: no sample has both an image and a text")
-    return Pairs(np.concatenate(images), np.concatenate(texts), captions, pictures, encoder.fingerprint, names)
+    with progress(f"embed {source.name}", stop, "pairs") as counter:
+        for block in read_ahead(source, range(stop), _BLOCK, prepare=prepare):
+            counters.add(source, len(block), [str(each) for each in block if not isinstance(each, Sample)])
+            read = [each for each in block if isinstance(each, Sample)]
+            pairs = [(each, text) for each in read if (text := _text(each, source))]
+            if pairs:
+                images.append(encoder.embed_images([each.image for each, _ in pairs]))
+                texts.append(encoder.embed_texts([text for _, text in pairs], prefix))
+            captions += [text for _, text in pairs]
+            pictures += [each.id for each, _ in pairs]
+            counter.advance(len(block))
+    names = torch.frombuffer(bytearray(json.dumps([captions, pictures]).encode()), dtype=torch.uint8)
+    found = {"images": torch.cat(images), "texts": torch.cat(texts), "names": names}
+    with suppress(OSError, UserError):  # no space: the next run embeds them again
+        store.save(found, *key)
+    return found["images"].numpy(), found["texts"].numpy(), captions, pictures
 
 
 def _text(sample: Sample, source: Source) -> str:
