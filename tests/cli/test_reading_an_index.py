@@ -76,6 +76,17 @@ def test_zero_shot_with_an_index_matches_its_encoder(recollect, model, index, fu
         assert read["fusion"][:8] in result["model"]
 
 
+def test_the_mean_refines_images_by_default(recollect, model, index, fusion, shapes, tmp_path):
+    """With both sides refined the mean names far fewer things (`results/reco/real.json`)."""
+    words = ("evaluate", "zero-shot", model, "--data", shapes, "--index", index, "--k", 5)
+    modes = {}
+    for name in ("mean", fusion):
+        file = tmp_path / f"{len(modes)}.json"
+        recollect(*words, "--fusion", name, "--out", file)
+        modes[name] = figures(file)["settings"]["reads"]["mode"]
+    assert modes == {"mean": "image", fusion: "both"}
+
+
 @pytest.mark.parametrize("protocol", ["few-shot", "probe", "retrieval"])
 def test_every_evaluation_records_its_index(recollect, model, index, fusion, shapes, queries, protocol, tmp_path):
     data = queries if protocol == "retrieval" else shapes

@@ -22,7 +22,7 @@ class FusionOptions:
     fusion: str | None = None
     """Fusion to use with --index: OUT/model of `recollect train reco`, or `mean`, the mean with the retrieved rows."""
     mode: Annotated[Literal["image", "text", "both"] | None, Arg(rare=True)] = None
-    """Embeddings to refine: image, text, or both (default: all that the fusion supports)."""
+    """Embeddings to refine: image, text, or both (default: those that the fusion was trained for; image for `mean`)."""
     k: int | None = None
     """Rows to retrieve per embedding (default: as in the training of the fusion; 10 for `mean`)."""
     read_where: Annotated[str | None, Arg(rare=True)] = None
@@ -79,7 +79,7 @@ class FusionOptions:
         index = Index.open(self.index)
         mean = self.fusion == "mean"
         fusion = FusionModule(FusionSettings(encoder.width, "mean")) if mean else FusionModule.open(self.fusion)
-        mode = self.mode or fusion.settings.modalities
+        mode = self.mode or ("image" if mean else fusion.settings.modalities)  # a mean of both sides names far less
         k, left_out = fusion.trained.get("k", 10) if self.k is None else self.k, list[str]()
         if self.near is not None and tested is not None:
             left_out = index.near(image_features(encoder, tested, cache).images, self.near)
