@@ -32,24 +32,24 @@ def train(folder, out, *words):
 
 
 @pytest.mark.parametrize(
-    ("words", "start", "mask", "newness", "score_of"),
+    ("words", "start", "mask", "newness", "score_of", "rate"),
     [
-        ((), "gate", "caption", ("offsets", 2.0, 0.5), "image"),
-        (("--preset", "paper"), "embedding", "none", ("none", 2.0, 0.5), "searched"),
+        ((), "gate", "caption", ("offsets", 2.0, 0.5), "image", 1e-4),
+        (("--preset", "paper"), "embedding", "none", ("none", 2.0, 0.5), "searched", 1e-3),
         (
-            ("--preset", "paper", "--start", "mean", "--mask", "both", "--newness", "offsets"),
-            "mean", "both", ("offsets", 2.0, 0.5), "searched",
+            ("--preset", "paper", "--start", "mean", "--mask", "both", "--newness", "offsets", "--learning-rate", 0.01),
+            "mean", "both", ("offsets", 2.0, 0.5), "searched", 0.01,
         ),
-        (("--newness", "none", "--mask", "none"), "gate", "none", ("none", 2.0, 0.5), "image"),
+        (("--newness", "none", "--mask", "none"), "gate", "none", ("none", 2.0, 0.5), "image", 1e-4),
     ],
 )  # fmt: skip
-def test_options_override_the_preset(pairs, tmp_path, words, start, mask, newness, score_of):
+def test_options_override_the_preset(pairs, tmp_path, words, start, mask, newness, score_of, rate):
     assert train(pairs, tmp_path / "run", *words) == 0
     fusion = FusionModule.open(tmp_path / "run" / "model")
     assert (fusion.settings.start, fusion.trained["mask"]) == (start, mask)
     assert tuple(fusion.trained["newness"].values()) == newness
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert (recipe["score_of"], recipe["mask"]) == (score_of, mask)
+    assert (recipe["score_of"], recipe["mask"], recipe["optimizer"]["learning_rate"]) == (score_of, mask, rate)
     assert recipe["model"]["start"] == str(pairs / "model"), "must be recorded to repeat the run"
     assert f'index = "{pairs / "index"}"' in (tmp_path / "run.toml").read_text()
 
@@ -87,7 +87,7 @@ def parse_command(monkeypatch):
         ("--epochs", 3, "--batch-size", 7, "--chunk", 3, "--seed", 4),
         ("--newness", "none", "--search", "cross", "--read", "both", "--max-score", 1.5, "--k", 2),
         ("--newness", "offsets", "--mask", "id", "--start", "mean"),
-        ("--optimizer.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
+        ("--learning-rate", 0.1, "--weight-decay", 0.2, "--log-every", 3, "--checkpoint-every", 4),
     ],
 )
 def test_the_saved_settings_of_a_run_can_start_another(parse_command, tmp_path, words):

@@ -1,27 +1,22 @@
 """``recollect train reco``: train a fusion that reads an index, on a frozen model."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.parser import Arg, options_of, say, settings_text
 from recollect.core.paths import check_writable
 from recollect.core.validation import refuse
-from recollect.training.options import Data, Model, ObjectiveOptions, Optimizer
+from recollect.training.options import Data, Model, ObjectiveOptions
 
 if TYPE_CHECKING:
     from recollect.reco.learning import FusionRecipe
 
 
 _SAME = (
-    "index", "optimizer", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit",
-    "epochs",
+    "index", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit", "epochs"
 )  # fmt: skip
 """Options with the same name as a field of the recipe."""
-
-
-def _optimizer() -> Optimizer:
-    return Optimizer(1e-3, weight_decay=1e-5, warmup=0.0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,8 @@ class TrainReco:
     limit: int | None = None
     """Maximum number of pairs per source."""
     preset: Literal["reading", "paper"] = "reading"
-    """Defaults of --start, --mask and --newness: the best on held-out concepts (reading), or those of the paper."""
+    """Defaults of --start, --mask, --newness and --learning-rate: the best on held-out concepts (reading), or those of
+    the paper."""
     start: Annotated[Literal["embedding", "mean", "gate"] | None, Arg(rare=True)] = None
     """Starting point that the fusion block corrects: the embedding, its mean with the retrieved rows, or a mixture of
     both with a learned weight (gate). Default: gate; embedding with --preset paper."""
@@ -72,8 +68,10 @@ class TrainReco:
     """Pairs per step, over all processes."""
     chunk: Annotated[int | None, Arg(rare=True)] = None
     """Pairs fused at a time (default: all)."""
-    optimizer: Annotated[Optimizer, Arg(rare=True)] = field(default_factory=_optimizer)
-    """AdamW and its schedule."""
+    learning_rate: Annotated[float | None, Arg(rare=True)] = None
+    """Initial learning rate of AdamW, with cosine decay. Default: 0.0001; 0.001 with --preset paper."""
+    weight_decay: Annotated[float, Arg(rare=True)] = 1e-5
+    """Weight decay of AdamW."""
     seed: int = 0
     """Random seed."""
     log_every: Annotated[int, Arg(rare=True)] = 10
@@ -127,12 +125,14 @@ class TrainReco:
         preset = FUSION_PRESETS[self.preset]()
         start = self.start or preset.fusion.start
         same: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
+        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
         return replace(
             preset,
             model=Model(start=self.model or ""),
             data=Data(sources=self.data, split=self.split),
             objective=ObjectiveOptions(base="softmax"),
             fusion=replace(preset.fusion, search=self.search, read=self.read, start=start),
+            optimizer=replace(preset.optimizer, weight_decay=self.weight_decay, **rate),
             mask=self.mask or preset.mask,
             newness=Newness(self.newness) if self.newness else preset.newness,
             **same,
