@@ -6,8 +6,8 @@ products, with their names. Nothing is chosen here: fusions have the settings of
 number of steps comes from ``lixp/real``, the weight of the weighted mean from ``reco/reading`` (on other emoji), and
 every mode is shown.
 
-``reco/reading`` investigates, on other emoji, why the learned gate loses to a mean: it measures the best weight of the
-retrieved embedding, the learned weight, and the effect of the block's correction.
+``reco/reading`` chooses, on other emoji, the weight of the retrieved embedding in a mean and the learning rate of
+fusions, and shows the effect of the block's correction.
 """
 
 import math
@@ -100,13 +100,18 @@ WEIGHTS = (0.5, 0.7, 0.85, 0.95)
 
 
 def analyzed_ways() -> tuple[Way, ...]:
-    """Return means by weight, and the trained gate with and without its correction."""
-    ours = FusionRecipe()
+    """Return means by weight, and trained fusions by learning rate, the gate also without its correction."""
+    ours, paper = FusionRecipe(), paper_recipe()
+    faster = replace(ours, optimizer=paper.optimizer)
     return (
         Way("plain mean", None),
         *(Way(f"mean, weight {weight}", None, weight=weight) for weight in WEIGHTS),
         Way("gate as trained", ours),
         Way("gate as trained, without its correction", ours, corrected=False),
+        Way("gate, learning rate 0.001", faster),
+        Way("gate, learning rate 0.001, without its correction", faster, corrected=False),
+        Way("block as published", paper),
+        Way("block as published, learning rate 0.0001", replace(paper, optimizer=ours.optimizer)),
     )
 
 
@@ -204,9 +209,12 @@ class _Bench:
             encoder = self._encoder(fusion, self._indexes["everyday"], mode)
             means = [by_name(encoder, self.data.classes(name), splits) for name, splits in sets.items()]
             found.add({**at, "set": "choosing sets"}, 0, float(np.mean(means)))
+            pool, split = self.data.roles.choosing_pool
+            found.add({**at, "set": "R@10"}, 0, recall(encoder, self.data.get(pool), split)[10])
             if fusion is not None and fusion.settings.kind == "transformer":
-                weights = [block.gate.sigmoid().item() for block in _blocks(fusion)]
-                found.add({**at, "set": "weight"}, 0, float(np.mean(weights)))
+                weights = [block.gate.sigmoid().item() for block in _blocks(fusion) if block.start == "gate"]
+                if weights:
+                    found.add({**at, "set": "weight"}, 0, float(np.mean(weights)))
         return found
 
     def _encoder(self, fusion: FusionModule | None, index: Index, mode: Mode) -> Encoder:
@@ -374,13 +382,15 @@ real = TableStudy("reco/real", _measure, _form, worlds(WORLD))
 
 def _measure_reading(options: StudyOptions) -> Measurements:
     runner = open_runner(options, "reco-reading", LIGHT_ROLES)
-    return _measured(options, runner, analyzed_ways(), _Bench.read, tuple(runner.data.roles.choosing), [])
+    sets = (*runner.data.roles.choosing, runner.data.roles.choosing_pool[0])
+    return _measured(options, runner, analyzed_ways(), _Bench.read, sets, [])
 
 
 def _form_reading(found: Measurements) -> TablesAndNotes:
     rows = [Row(("model alone", ""), {"arm": "model alone", "mode": ""})]
     rows += [Row((name, mode), {"arm": name, "mode": mode}) for name in found.context["ways"] for mode in MODES]
-    titles = {"concepts": "emoji by name", "choosing sets": "everyday index: EuroSAT and DTD by name"}
+    titles = {"concepts": "emoji by name", "choosing sets": "everyday index: EuroSAT and DTD by name",
+              "R@10": "everyday index: R@10 of COCO, validation"}  # fmt: skip
     columns = [Column(title, {"set": at}) for at, title in titles.items()]
     columns.append(Column("weight of the retrieved embedding", {"set": "weight"}, "number", pattern="{:.2f}"))
     form = TableForm("Means by weight, and the trained gate", ("fusion", "side"), rows, columns, missing="")
