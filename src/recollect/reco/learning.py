@@ -48,8 +48,8 @@ class FusionRecipe(Recipe):
     """All settings that affect a trained fusion.
 
     The defaults are the paper's (section 4.1), except those that teach a fusion to use its neighbors: its start, which
-    pairs are not negatives, simulated newness, which near-duplicates are skipped, and a tenth of the learning rate, with
-    which the correction undoes less of what is read. `paper_recipe` has the paper's values.
+    pairs are not negatives, simulated newness, and which near-duplicates are skipped. The learning rate is a tenth of
+    the paper's, so that the block's correction undoes less of what is read. `paper_recipe` has the paper's values.
 
     ``model.start`` is the frozen model, ``data`` the training pairs, and ``chunk`` the number of pairs fused at a time.
 
