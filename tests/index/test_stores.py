@@ -234,3 +234,10 @@ def test_an_index_is_a_folder_with_a_table_or_a_url_of_a_store(tmp_path, monkeyp
     Index.create(tmp_path / "index", width=4, model="m")
     assert [is_index(each) for each in ("shelf://one", "milvus://host:1/one", str(tmp_path / "index"))] == [True] * 3
     assert not any(is_index(each) for each in ("https://host/one.tar", str(tmp_path), str(tmp_path / "none")))
+
+
+def test_messages_about_a_milvus_address_do_not_contain_its_password():
+    for address in ("milvus://me:secret@localhost:1/no-name", "milvus://me:secret@localhost:1/name"):
+        with pytest.raises(UserError, match="localhost") as caught:
+            Index.open(address)
+        assert "secret" not in str(caught.value)

@@ -75,7 +75,7 @@ class Caption:
             return
         assert self.model is not None
         captioner = TransformersCaptioner(self.model, self.captioner, self.device)
-        _print(caption_index(index, captioner, self.model, self.batch_size), self.target)
+        _print(caption_index(index, captioner, self.model, self.batch_size), index.address)
 
     def _caption_source(self) -> None:
         """Write captions of a source to a file."""

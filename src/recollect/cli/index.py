@@ -169,10 +169,11 @@ class Remove(OnIndex):
         if self.source is not None:
             if self.yes:
                 deleted = index.forget(self.source)
-                say(f"{self.index}: source {self.source} removed with {deleted:,} pictures; {len(index):,} left")
+                say(f"{index.address}: source {self.source} removed with {deleted:,} pictures; {len(index):,} left")
                 return
             sources = index.values("source")
-            refuse((not any(self.source in own for own in sources), f"{self.index}: no source called {self.source!r}"))
+            unknown = not any(self.source in own for own in sources)
+            refuse((unknown, f"{index.address}: no source called {self.source!r}"))
             ids = [id for id, own in zip(index.ids, sources, strict=True) if set(own) == {self.source}]
         elif self.where is not None:
             ids = index.ids_where(self.where)
@@ -199,7 +200,7 @@ class Restore(OnIndex):
                 say(f"{each.id}  {each.path or each.caption}")
             return
         count = index.restore(index.find(self.ids, removed=True) if self.ids else None)
-        say(f"{self.index}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures")
+        say(f"{index.address}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures")
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ class Accelerate(OnIndex):
         check_writable(self.out, "--out", "new file")
         index = self.open()
         accelerators = index.accelerate(self.recall)
-        refuse((not accelerators, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
+        refuse((not accelerators, f"{index.address}: {len(index):,} pictures are too few to need an accelerator"))
         _show_accelerators(accelerators)
         for each in accelerators:
             if each.recall < self.recall:
@@ -344,10 +345,11 @@ class Compact(OnIndex):
 
     def run(self) -> None:
         """Compact, and print the space freed."""
-        freed = self.open().compact(self.keep_days)
-        refuse((freed is None, f"{self.index}: Milvus compacts its collections itself"))
+        index = self.open()
+        freed = index.compact(self.keep_days)
+        refuse((freed is None, f"{index.address}: Milvus compacts its collections itself"))
         assert freed is not None
-        say(f"{self.index}: {freed / 1e6:,.1f} MB freed")
+        say(f"{index.address}: {freed / 1e6:,.1f} MB freed")
 
 
 def _remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:

@@ -80,7 +80,7 @@ class Search(OnIndex):
             by="image" if self.among == "images" else "text", rerank=self._reranker(index),
         )  # fmt: skip
         about: dict[str, Any] = {
-            "index": self.index, "model": index.record.model_name, "among": self.among,
+            "index": index.address, "model": index.record.model_name, "among": self.among,
             "adapt": self.adapt, "where": self.where, "k": self.k, "page": self.page,
             "min_score": self.min_score,
         }  # fmt: skip

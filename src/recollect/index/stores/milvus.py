@@ -42,8 +42,13 @@ _MAX_RESULTS = 16_384  # Milvus's limit per query
 
 @dataclass(frozen=True)
 class _Address:
-    """``milvus://[user:password@]host:port/collection[?index=HNSW]``, or ``milvus:///path/to/file.db/collection``."""
+    """``milvus://[user:password@]host:port/collection[?index=HNSW]``, or ``milvus:///path/to/file.db/collection``.
 
+    Attributes:
+        shown: the address without user and password.
+    """
+
+    shown: str
     uri: str
     token: str
     collection: str
@@ -52,17 +57,35 @@ class _Address:
     @classmethod
     def parse(cls, address: str) -> "_Address":
         parts = urlsplit(address)
-        file, _, collection = parts.path.rpartition("/")
-        if not collection.isidentifier() or not (parts.netloc or file.endswith(".db")):
-            raise UserError(
-                f"{address}: not milvus://host:port/collection; the collection's name may contain letters, digits and _"
-            )
+        host, (file, _, collection) = parts.netloc.rpartition("@")[2], parts.path.rpartition("/")
+        shown = address.replace(f"//{parts.netloc}", f"//{host}", 1)
+        wrong = not collection.isidentifier() or not (host or file.endswith(".db"))
+        form = "milvus://host:port/collection; the collection's name may contain letters, digits and _"
+        refuse((wrong, f"{shown}: not {form}"))
         token = os.environ.get("MILVUS_TOKEN", "")
         if parts.username:
             token = f"{parts.username}:{parts.password or ''}"
-        host = parts.netloc.rpartition("@")[2]
         index = dict(parse_qsl(parts.query)).get("index", "FLAT").upper()
-        return cls(f"http://{host}" if host else file, token, collection, index)
+        return cls(shown, f"http://{host}" if host else file, token, collection, index)
+
+    def connect(self) -> Any:
+        """Return a client.
+
+        Raises:
+            UserError: pymilvus is not installed, or the server does not answer.
+        """
+        try:
+            from pymilvus import MilvusClient
+        except ImportError:
+            raise UserError("an index on Milvus needs pymilvus: pip install 'recollect[milvus]'") from None
+        for name in ("pymilvus", "grpc._server"):  # they log tracebacks even for handled errors
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        with self.reported():
+            return MilvusClient(self.uri, token=self.token)
+
+    def reported(self) -> AbstractContextManager[None]:
+        """Convert errors of Milvus to `UserError`."""
+        return library_errors(self.shown, "Milvus says: {reason}")
 
 
 class MilvusStore(Store):
@@ -82,11 +105,11 @@ class MilvusStore(Store):
     """
 
     def __init__(self, address: str, version: int | None = None) -> None:
-        self.place, self.address = _Address.parse(address), _without_password(address)
-        pinned = version is not None
+        self.place = _Address.parse(address)
+        self.address, pinned = self.place.shown, version is not None
         refuse((pinned, f"{self.address}: versions are only supported by an index on disk"))
-        self.client = _client(self.place, self.address)
-        with self._reported():
+        self.client = self.place.connect()
+        with self.place.reported():
             exists = self.client.has_collection(self.place.collection)
             refuse((not exists, f"{self.address}: no such collection. Build one with `recollect index build`."))
             properties = self._properties()
@@ -98,10 +121,9 @@ class MilvusStore(Store):
     def create(cls, address: str, record: Record) -> "MilvusStore":
         """Create an empty collection; the name must be unused."""
         target = _Address.parse(address)
-        taken = f"{_without_password(address)}: already exists. Name another collection, or drop it."
-        refuse((cls.exists(address), taken))
-        client = _client(target, address)
-        with _reported(_without_password(address)):
+        refuse((cls.exists(address), f"{target.shown}: already exists. Name another collection, or drop it."))
+        client = target.connect()
+        with target.reported():
             index = client.prepare_index_params()
             index.add_index("vector", index_type=target.index, metric_type="IP")
             client.create_collection(
@@ -117,12 +139,12 @@ class MilvusStore(Store):
     def exists(address: str) -> bool:
         """Return whether the collection exists."""
         target = _Address.parse(address)
-        with _reported(_without_password(address)):
-            return bool(_client(target, address).has_collection(target.collection))
+        with target.reported():
+            return bool(target.connect().has_collection(target.collection))
 
     def version(self, newest: bool = False) -> int:
         """Return a counter that recollect increments with every write. Reads always use the newest data."""
-        with self._reported():
+        with self.place.reported():
             return int(self._properties()[_VERSION])
 
     @contextmanager
@@ -135,7 +157,7 @@ class MilvusStore(Store):
 
     def upsert(self, rows: Any) -> None:
         """Write captions and pictures, then delete outdated captions of these pictures."""
-        with self.writing(), self._reported():
+        with self.writing(), self.place.reported():
             self._count_version()
             for start in range(0, rows.num_rows, _MESSAGE_ROWS):
                 block = rows.slice(start, _MESSAGE_ROWS)
@@ -148,7 +170,7 @@ class MilvusStore(Store):
 
     def delete(self, ids: Sequence[str]) -> None:
         """Delete pictures and their captions."""
-        with self.writing(), self._reported():
+        with self.writing(), self.place.reported():
             self._count_version()
             for chunk in _chunks(ids):
                 self.client.delete(self.place.collection, filter=among("id", chunk))
@@ -185,7 +207,7 @@ class MilvusStore(Store):
 
     def _by_key(self, keys: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
         found = list[dict[str, Any]]()
-        with self._reported():
+        with self.place.reported():
             for chunk in _chunks(keys):
                 answer = self.client.query(self.place.collection, filter=among("key", chunk), output_fields=fields)
                 found += [dict(row) for row in answer]
@@ -209,7 +231,7 @@ class MilvusStore(Store):
         if k > _MAX_RESULTS and self._count(clauses[1]) > _MAX_RESULTS:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus returns at most {_MAX_RESULTS:,} results per query")
         hits: list[Any] = []
-        with self._reported():
+        with self.place.reported():
             for start in range(0, len(queries), _MESSAGE_QUERIES):
                 hits += self.client.search(
                     self.place.collection, list(queries[start : start + _MESSAGE_QUERIES]), anns_field="vector",
@@ -256,7 +278,7 @@ class MilvusStore(Store):
         return self._count(" and ".join(clauses))
 
     def _count(self, where: str) -> int:
-        with self._reported():
+        with self.place.reported():
             found = self.client.query(self.place.collection, filter=where, output_fields=["count(*)"])
         return int(found[0]["count(*)"])
 
@@ -274,7 +296,7 @@ class MilvusStore(Store):
         restarted with our own filter.
         """
         options = {"batch_size": _PAGE_ROWS, "output_fields": ["key", *names]}
-        with self._reported():
+        with self.place.reported():
             pages = self.client.query_iterator(self.place.collection, filter=clause, **options)
             while rows := pages.next():
                 yield [dict(row) for row in rows]
@@ -285,30 +307,7 @@ class MilvusStore(Store):
                     pages = self.client.query_iterator(self.place.collection, filter=after, **options)
             pages.close()
 
-    def _reported(self) -> AbstractContextManager[None]:
-        return _reported(self.address)
-
 
 def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
     for start in range(0, len(ids), _MESSAGE_ROWS):
         yield list(ids[start : start + _MESSAGE_ROWS])
-
-
-def _client(target: _Address, address: str) -> Any:
-    try:
-        from pymilvus import MilvusClient
-    except ImportError:
-        raise UserError("an index on Milvus needs pymilvus: pip install 'recollect[milvus]'") from None
-    for name in ("pymilvus", "grpc._server"):  # they log tracebacks even for handled errors
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    with _reported(_without_password(address)):
-        return MilvusClient(target.uri, token=target.token)
-
-
-def _without_password(address: str) -> str:
-    head, at, rest = address.rpartition("@")
-    return f"milvus://{rest}" if at and head.startswith("milvus://") else address
-
-
-def _reported(address: str) -> AbstractContextManager[None]:
-    return library_errors(address, "Milvus says: {reason}")
