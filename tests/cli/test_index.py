@@ -39,7 +39,9 @@ def run(recollect, built, world):
 
 def test_building_and_adding_again_skip_known_pictures(recollect, built, world, run):
     again = ("index", "build", world / "photos", "--model", built / "model", "--out", world / "index", "--name")
-    assert "8 unchanged" in recollect(*again, "photos").stdout
+    done = recollect(*again, "photos", "--precision", "float32")
+    assert "8 unchanged" in done.stdout
+    assert "warning: --precision" in done.stderr, "the index exists"
     scene(50).save(world / "photos" / "new.png")
     shutil.copy(world / "photos" / "1.png", world / "photos" / "copy.png")
     assert "1 added" in run("add", world / "photos", "--name", "photos")

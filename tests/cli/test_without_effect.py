@@ -6,6 +6,7 @@ RETRIEVAL, FEW = ("evaluate", "retrieval", "m/m"), ("evaluate", "few-shot")
 IDLE = (
     (("classify", "--names", "a", "b", "--save", "saved", "--model", "./none"), ("--alpha", "0.2")),
     (("classify", "--names", "a", "b", "--save", "saved", "--model", "./none"), ("--out", "p")),
+    (("caption", "none.csv", "--model", "./none", "--out", "c.jsonl"), ("--encoder", "m")),
     (("evaluate", "zero-shot", "m/m"), ("--support", "all")),
     (("evaluate", "zero-shot", "m/m"), ("--copies", "b=c")),
     (("evaluate", "zero-shot", "m/m"), ("--form", "clip-benchmark")),

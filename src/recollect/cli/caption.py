@@ -91,6 +91,7 @@ class Caption:
         )
         assert self.model is not None
         assert self.out is not None
+        warn_unused(self, "encoder", why="captions of a source are not embedded.")
         source = open_source(self.target, split=split_for(self.target, self.split), keep_textless=True)
         captioner = TransformersCaptioner(self.model, self.captioner, self.device)
         _print(caption_source(source, captioner, CaptionFile(self.out), self.batch_size), str(self.out))

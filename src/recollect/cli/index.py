@@ -92,6 +92,8 @@ class Build:
             source, encoder, out=self.out, name=self.source_options.name, options=self.source_options.ingest,
             precision=self.precision, model_name=model,
         )  # fmt: skip
+        if index.record.precision != self.precision:
+            warn_unused(self, "precision", why=f"{index.address} exists and stores {index.record.precision}.")
         _print_report(index)
 
 
