@@ -7,6 +7,7 @@ IDLE = (
     (("classify", "--names", "a", "b", "--save", "saved", "--model", "./none"), ("--alpha", "0.2")),
     (("classify", "--names", "a", "b", "--save", "saved", "--model", "./none"), ("--out", "p")),
     (("caption", "none.csv", "--model", "./none", "--out", "c.jsonl"), ("--encoder", "m")),
+    (("index", "build", "none.csv?split=val", "--out", "i"), ("--split", "train")),
     (("evaluate", "zero-shot", "m/m"), ("--support", "all")),
     (("evaluate", "zero-shot", "m/m"), ("--copies", "b=c")),
     (("evaluate", "zero-shot", "m/m"), ("--form", "clip-benchmark")),

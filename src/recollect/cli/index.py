@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recollect.cli.defaults import column_options
+from recollect.cli.defaults import column_options, split_for
 from recollect.cli.parser import Arg, say, show_table, warn_unused
 from recollect.core.files import write_json
 from recollect.core.paths import check_writable
@@ -56,7 +56,7 @@ class SourceOptions:
 
         if self.ingest.engine == "ray":
             warn_unused(self, "device", why="with --engine ray, each worker uses its fastest device.")
-        opened = open_pictures(source, self.split, self.columns)
+        opened = open_pictures(source, split_for(source, self.split), self.columns)
         unlimited = opened.endless and self.ingest.limit is None
         refuse((unlimited, f"{source}: is infinite. Add --limit N, or write {source}?size=N."))
         return opened
