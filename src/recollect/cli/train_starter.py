@@ -27,11 +27,13 @@ class TrainStarter:
 
     def run(self) -> None:
         """Train, and print the path of the head."""
+        from recollect.cli.defaults import split_for
         from recollect.data.sources import open_source
         from recollect.models.parts import HEAD_SUFFIX
         from recollect.training.starter import HeadOptions, train_starter
 
         refuse((self.out.suffix != HEAD_SUFFIX, f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}."))
         check_writable(self.out, "--out", "new file")
-        head = train_starter(open_source(self.pairs, split=self.split), self.out, HeadOptions(seed=self.seed))
+        pairs = open_source(self.pairs, split=split_for(self.pairs, self.split))
+        head = train_starter(pairs, self.out, HeadOptions(seed=self.seed))
         say(f"head: {head}")
