@@ -178,10 +178,6 @@ def test_date_camera_and_orientation_come_from_exif(tmp_path, encoder):
     assert index.ids_where("folder = 'photos'") != [id]
 
 
-def test_near_duplicates_are_left_out_on_request(photos, encoder):
-    assert len(Index.build(photos, encoder, options=IngestOptions(near=-1.0))) == 1
-
-
 def test_a_name_of_another_source_is_rejected(index, photos, tmp_path):
     write_picture(tmp_path / "b" / "photos" / "x.png", 50)
     with pytest.raises(UserError, match="--name"):
@@ -199,11 +195,6 @@ def test_a_missing_source_creates_no_index(tmp_path, encoder):
     with pytest.raises(UserError):
         Index.build(tmp_path / "none.csv", encoder, out=tmp_path / "index")
     assert not (tmp_path / "index").exists()
-
-
-def test_a_limit_removes_no_rows(index, photos):
-    index.add(photos, options=IngestOptions(limit=3))
-    assert len(index) == 11
 
 
 def test_an_index_of_another_model_is_rejected(photos, tmp_path, encoder):

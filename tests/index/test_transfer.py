@@ -148,15 +148,6 @@ def test_a_folder_that_cannot_be_created_is_an_error(album, tmp_path):
         copy_pictures(album, album.ids, tmp_path / "photos/one/a.png/below a file")
 
 
-def test_an_existing_file_name_gets_a_number(tmp_path):
-    (tmp_path / "target").mkdir()
-    for text in "ab":
-        (tmp_path / "boat.jpg").write_text(text)
-        move_file(tmp_path / "boat.jpg", tmp_path / "target" / "boat.jpg")
-    texts = {path.name: path.read_text() for path in (tmp_path / "target").iterdir()}
-    assert texts == {"boat.jpg": "a", "boat (2).jpg": "b"}
-
-
 def test_a_move_to_a_full_disk_leaves_only_the_original(tmp_path, monkeypatch):
     def half(source, target):
         Path(target).write_text(Path(source).read_text()[:2])

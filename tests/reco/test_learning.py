@@ -17,7 +17,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.index import Index
 from recollect.index.rows import COLUMNS
-from recollect.objectives import softmax_contrastive
 from recollect.reco import learning
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder
@@ -174,20 +173,6 @@ def test_the_loss_is_the_sum_of_its_terms(terms):
     if "refined" in terms:
         wanted = info_nce(refined_images, refined_texts, 3.0, groups.tolist())
         assert float(report["refined_loss"]) == pytest.approx(wanted, rel=1e-6)
-
-
-@given(
-    rows=st.integers(2, 12), keys=st.integers(1, 2), distinct=st.integers(1, 6), tile=st.sampled_from([None, 1, 3]),
-    seed=st.integers(0, 10_000),
-)  # fmt: skip
-def test_pairs_of_the_same_group_are_not_negatives(rows, keys, distinct, tile, seed):
-    generator = np.random.default_rng(seed)
-    images, texts = (torch.from_numpy(random_unit(generator, rows, 8)).double() for _ in range(2))
-    groups = torch.from_numpy(generator.integers(0, distinct, (rows, keys)))
-    scale = torch.tensor(7.0, dtype=torch.float64)
-    form = "blockwise" if tile else "dense"
-    loss = softmax_contrastive(images, texts, scale, duplicate_ids=groups, form=form, tile=tile)
-    assert loss.item() == pytest.approx(info_nce(images, texts, 7.0, groups.tolist()), rel=1e-9, abs=1e-12)
 
 
 @pytest.fixture(scope="module")
