@@ -90,23 +90,6 @@ def test_a_text_reads_other_pictures_with_its_caption_in_training_as_in_testing(
     assert own_captions_read("searched") == 0  # as in the paper: read in testing, but never in training
 
 
-def test_both_searches_skip_near_duplicate_pictures(pairs):
-    some = pairs(10)
-    twins = replace(some, pictures=[f"twin:{row}" for row in range(10)])  # equal vectors under different ids
-    index = some.index()
-    grow(index, twins)
-    found = find_neighbors(some, index, FusionSettings(16), 5, 0.999)
-    for modality, own in (("image", some.texts), ("text", some.images)):
-        read = found.tokens(modality, torch.arange(10))[:, 1:]
-        assert not (read == torch.from_numpy(own)[:, None]).all(2).any()
-
-
-def grow(index, pairs):
-    """Add pairs to an index."""
-    for table in pairs.index().store.scan(COLUMNS):
-        index.store.upsert(table)
-
-
 def test_a_picture_never_reads_its_own_captions():
     generator = np.random.default_rng(1)
     images = np.repeat(random_unit(generator, 6, 16), 3, axis=0)
@@ -393,7 +376,8 @@ def test_newness_teaches_a_fusion_to_read_although_the_model_fits_the_training_p
     }.items():
         recipe = recipe_of(memory, max_score=1.01, **changes)
         recalls[name] = train_fusion(recipe, Frozen(), train, tmp_path / name, device="cpu")
-    grow(memory, pairs(np.repeat(np.arange(300, 400), 3), "grown"))
+    for table in pairs(np.repeat(np.arange(300, 400), 3), "grown").index().store.scan(COLUMNS):
+        memory.store.upsert(table)
     with torch.no_grad():
         paper, reading = (recall(FusionModule.open(folder), memory, new, "both") for folder in recalls.values())
     assert reading > 0.5
