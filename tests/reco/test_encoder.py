@@ -87,6 +87,15 @@ def test_the_fingerprint_changes_with_everything_that_affects_embeddings(built, 
     assert fingerprint() != prints[0]
 
 
+@pytest.mark.parametrize("modalities", ["image", "text", "both"])
+def test_a_trained_fusion_is_used_as_it_was_trained(built, encoder, modalities):
+    fusion = fusion_of(modalities=modalities)
+    fusion.trained["k"] = 4
+    enhanced = RetrievalEnhancedEncoder(encoder, built, fusion)
+    assert (enhanced.mode, enhanced.k) == (modalities, 4)
+    assert enhanced.fingerprint == RetrievalEnhancedEncoder(encoder, built, fusion, modalities, 4).fingerprint
+
+
 def test_a_filter_limits_the_neighbors(built, encoder):
     enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=4, where="number in (3, 5)")
     read = enhanced.read("text", encoder.embed_texts(["a", "b"]))
@@ -118,7 +127,7 @@ def test_mismatched_parts_are_rejected(built, encoder, other_encoder, tmp_path):
     with pytest.raises(UserError, match="k = 50"):
         RetrievalEnhancedEncoder(encoder, built, fusion, k=50)
     with pytest.raises(UserError, match=r"mode both: the fusion refines no texts. Choose mode image"):
-        RetrievalEnhancedEncoder(encoder, built, fusion_of(modalities="image"))
+        RetrievalEnhancedEncoder(encoder, built, fusion_of(modalities="image"), "both")
     empty = Index.create(tmp_path / "empty", width=16, model="model-a")
     with pytest.raises(UserError, match="empty"):
         RetrievalEnhancedEncoder(encoder, empty, fusion)

@@ -79,16 +79,16 @@ class FusionOptions:
         index = Index.open(self.index)
         mean = self.fusion == "mean"
         fusion = FusionModule(FusionSettings(encoder.width, "mean")) if mean else FusionModule.open(self.fusion)
-        mode = self.mode or ("image" if mean else fusion.settings.modalities)  # a mean of both sides names far less
-        k, left_out = fusion.trained.get("k", 10) if self.k is None else self.k, list[str]()
+        reading = RetrievalEnhancedEncoder(encoder, index, fusion, self.mode, self.k, self.read_where)
         if self.near is not None and tested is not None:
             left_out = index.near(image_features(encoder, tested, cache).images, self.near)
             count = f"{len(left_out):,} of {len(index):,} pictures in {index.address}"
             say(f"{tested.name}: left out {count}: near-duplicates of test images (cosine {self.near:g} or more)")
             left = f"only {len(index) - len(left_out):,} pictures are left without near-duplicates"
-            few = f"{index.address}: {left}, but k = {k}. Use a smaller --k or a higher --near."
-            refuse((len(left_out) > len(index) - k, few))
-        return RetrievalEnhancedEncoder(encoder, index, fusion, mode, k, self.read_where, exclude_ids=left_out)
+            few = f"{index.address}: {left}, but k = {reading.k}. Use a smaller --k or a higher --near."
+            refuse((len(left_out) > len(index) - reading.k, few))
+            reading.exclude_ids = frozenset(left_out)
+        return reading
 
     def name(self, model: str, encoder: "Encoder") -> str:
         """Return the name of a model in results, with the index, its version and the fusion if it reads an index."""

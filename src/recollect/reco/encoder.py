@@ -40,8 +40,9 @@ class RetrievalEnhancedEncoder(Encoder):
         model: base model.
         index: index of pictures embedded by the model.
         fusion: fusion trained on the model's embeddings.
-        mode: which embeddings are refined; the others are the model's own.
-        k: number of pictures each embedding reads.
+        mode: which embeddings are refined; the others are the model's own. Default: all that the fusion refines,
+            or images only for the plain mean, since a mean of both sides names far less.
+        k: number of pictures each embedding reads; default: as in the training of the fusion, or 10.
         where: filter of the pictures to read.
         exclude_ids: pictures that are never read, such as near-duplicates of test images.
 
@@ -54,15 +55,17 @@ class RetrievalEnhancedEncoder(Encoder):
         model: Encoder,
         index: Index,
         fusion: FusionModule,
-        mode: Mode = "both",
-        k: int = 10,
+        mode: Mode | None = None,
+        k: int | None = None,
         where: str | None = None,
         exclude_ids: Collection[str] = (),
     ) -> None:
+        settings = fusion.settings
+        mode = mode or ("image" if settings.kind == "mean" else settings.modalities)
+        k = fusion.trained.get("k", 10) if k is None else k
         check_choice(mode, ("image", "text", "both"), "mode")
         fingerprint = model.fingerprint
         index.model.check(model, "the encoder")
-        settings = fusion.settings
         missing = next((modality for modality in modalities_of(mode) if not settings.refines(modality)), None)
         refuse(
             (
@@ -182,11 +185,11 @@ def open_encoder(
     model: Encoder,
     index: str | Path,
     fusion: str | Path,
-    mode: Mode = "both",
-    k: int = 10,
+    mode: Mode | None = None,
+    k: int | None = None,
     where: str | None = None,
 ) -> RetrievalEnhancedEncoder:
-    """Open an index and a fusion, and return the retrieval-enhanced encoder.
+    """Open an index and a fusion, and return the `RetrievalEnhancedEncoder`.
 
     Raises:
         UserError: index or fusion cannot be opened, or do not fit the model.
