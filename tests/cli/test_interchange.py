@@ -33,7 +33,7 @@ def world(tmp_path_factory):
     return folder
 
 
-FEW = ("--methods", "zero-shot", "prototype", "proker", "--shots", "1", "2", "--seeds", "2")
+FEW = ("--methods", "zero-shot", "softmax+zero-shot", "prototype", "proker", "--shots", "1", "2", "--seeds", "2")
 
 
 @pytest.mark.parametrize("form", ["parquet", "npy"])
@@ -41,7 +41,6 @@ def test_few_shot_on_embedded_files_matches_few_shot_on_the_model(world, tmp_pat
     monkeypatch.chdir(world)
     assert main(["embed", "model", "--data", "shades.parquet", "--form", form, "--out", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out").iterdir()
-    scale = json.loads((folder / "embedded.json").read_text())["scale"]
     if form == "parquet":
         read = ["--features", str(folder / "images.parquet"), "--texts", str(folder / "texts.parquet")]
     else:
@@ -49,13 +48,14 @@ def test_few_shot_on_embedded_files_matches_few_shot_on_the_model(world, tmp_pat
         labels = [str(folder / f"{split}-labels.npy") for split in ("train", "test")]
         read = ["--features", *files, "--feature-labels", *labels, "--texts", str(folder / "texts.npy")]
     out = ["--out", str(tmp_path / "files")]
-    assert main(["evaluate", "few-shot", *read, "--scale", str(scale), *FEW, *out]) == 0
+    assert main(["evaluate", "few-shot", *read, *FEW, *out]) == 0
     words = ["evaluate", "few-shot", "model", "--data", "shades.parquet", *FEW, "--out", str(tmp_path / "model")]
     assert main(words) == 0
     of_files, of_model = (
         {
-            (row["method"], row["shots"], row["seed"]): row["value"]
+            (row["method"], row["shots"], row["seed"], figure): row[figure]
             for row in load_result(next(folder.glob("*.json"))).rows
+            for figure in ("value", "ece")
         }
         for folder in (tmp_path / "files", tmp_path / "model")
     )

@@ -96,8 +96,8 @@ class FeatureOptions:
     texts: Path | None = None
     """Class text embeddings from the same model: .npy in sorted order of the labels, or Parquet with the columns vector
     and label. Without them, class means of the examples are used, and zero-shot is skipped."""
-    scale: Annotated[float, Arg(rare=True)] = 100.0
-    """Learned inverse temperature of the model (default: CLIP's, 100)."""
+    scale: Annotated[float | None, Arg(rare=True)] = None
+    """Learned inverse temperature of the model (default: that of `recollect embed` next to the file, or CLIP's 100)."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,21 @@ from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluations import check_models, evaluate_each, finish, open_data, require_data
 from recollect.cli.parser import say, show_table, warn_unused
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder
+from recollect.core.files import read_json
+from recollect.core.types import TEXT_SCALE, Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
 from recollect.data.sources.address import distinct_names
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.few_shot_protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
-from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
+from recollect.evaluation.own_features import (
+    EMBEDDED_FILE,
+    VectorEncoder,
+    divided,
+    read_arrays,
+    read_vectors,
+    vector_task,
+)
 from recollect.evaluation.plots import few_shot_curves, gain_per_data_set, save_figure
 from recollect.evaluation.results import Result, joint_identity, summarize
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
@@ -38,7 +46,8 @@ def _open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[Vec
     Raises:
         UserError: a file is missing or does not match the others.
     """
-    check_number("--scale", options.scale, above=0)
+    if options.scale is not None:
+        check_number("--scale", options.scale, above=0)
     division = Division(data.support, data.query, data.within)
     if {path.suffix for path in options.features} == {".npy"}:
         unpaired = len(options.features) > 2 or len(options.feature_labels) != len(options.features)
@@ -48,16 +57,22 @@ def _open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[Vec
         )
         parts = [read_arrays(*pair) for pair in zip(options.features, options.feature_labels, strict=True)]
         pair = (parts[0], parts[1]) if len(parts) == 2 else divided(parts[0], options.features[0], division)
-        opened = [(options.features[0].stem, pair)]
+        opened = [(options.features[0].stem, options.features[0], pair)]
     elif {path.suffix for path in options.features} == {".parquet"}:
         repeated = _repeated(options)
         refuse((repeated, f"--features {', '.join(map(str, repeated))}: given twice. Give each file once."))
         names = distinct_names([*map(str, options.features)], [path.stem for path in options.features])
-        opened = [(name, divided(read_vectors(path, data.columns.label), path, division))
+        opened = [(name, path, divided(read_vectors(path, data.columns.label), path, division))
                   for name, path in zip(names, options.features, strict=True)]  # fmt: skip
     else:
         raise UserError("--features: give .parquet files, or one or two .npy files with their --feature-labels")
-    return [vector_task(name, pair, options.texts, data.columns.label, options.scale) for name, pair in opened]
+    tasks = []
+    for name, path, pair in opened:
+        record = read_json(file) if (file := path.with_name(EMBEDDED_FILE)).exists() else {}
+        scale = options.scale or record.get("scale", TEXT_SCALE)
+        encoder, task = vector_task(name, pair, options.texts, data.columns.label, scale)
+        tasks.append((encoder, replace(task, metric=record.get("metric", task.metric))))
+    return tasks
 
 
 def _repeated(options: FeatureOptions) -> list[Path]:
@@ -125,10 +140,12 @@ def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
     sets = _open_features(options.own, options.data)
     protocol = _reachable(options, protocol, [task for _, task in sets])
     seed = options.model.seed
-    return [
-        few_shot(encoder, _without_small(options, task, protocol), protocol, model="own embeddings", seed=seed)
-        for encoder, task in sets
-    ], ()
+    results = []
+    for encoder, task in sets:
+        measured = replace(protocol, metric=task.metric)
+        task = _without_small(options, task, protocol)
+        results.append(few_shot(encoder, task, measured, model="own embeddings", seed=seed))
+    return results, ()
 
 
 def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:

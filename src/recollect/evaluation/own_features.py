@@ -24,6 +24,9 @@ from recollect.data.sources.images import note
 from recollect.evaluation.features import class_text_features, image_features
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, tested_mask
 
+EMBEDDED_FILE = "embedded.json"
+"""Record of model, scale and metric next to the files that `write_embedded` writes."""
+
 _VECTORS = ("vector", "embedding", "image_vector", "features")
 _LABELS = ("label", "class_name")
 """Column names, in order of preference."""
@@ -336,7 +339,7 @@ def write_embedded(
             pq.write_table(pa.table(columns), unfinished / "images.parquet")
             pq.write_table(pa.table({"vector": _lists(texts), "label": names.tolist()}), unfinished / "texts.parquet")
         record = {"name": task.name, "model": model, "fingerprint": encoder.fingerprint, "metric": task.metric}
-        write_json(unfinished / "embedded.json", record | {"scale": learned_scale(encoder), "width": encoder.width})
+        write_json(unfinished / EMBEDDED_FILE, record | {"scale": learned_scale(encoder), "width": encoder.width})
     return Path(folder)
 
 
