@@ -83,10 +83,10 @@ def _check_shots(task: ClassificationTask, protocol: Protocol) -> None:
     counts = np.bincount(task.support.labels, minlength=len(task.class_names))
     least = int(counts.argmin())
     if counts[least] < (protocol.shots[-1] if protocol.short_classes == "refuse" else 1):
+        other = "use fewer shots, or use all their examples (--small-classes all)" if counts[least] else "add examples"
         raise UserError(
             f"{task.name}: class '{task.class_names[least]}' has {counts[least]} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Use fewer shots, drop such classes (--small-classes drop), or use all "
-            "their examples (--small-classes all)."
+            f"{protocol.shots[-1]} shots. Drop such classes (--small-classes drop), {other}."
         )
 
 

@@ -34,6 +34,19 @@ def test_support_and_query_share_their_class_numbers(animals):
     assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
 
 
+def test_classes_that_are_left_out_or_share_a_name_are_reported(make, capfd):
+    """Fewer candidates make zero-shot accuracy higher, and texts cannot tell classes of one name apart."""
+    columns = {"label": [0, 1, 2, 3] * 2, "class_name": ["cat", "crane", "crane", "eel"] * 2}
+    path = str(make.parquet({**columns, "split": ["train"] * 4 + ["test"] * 3 + ["train"]}))
+    task = classification_task(path, division=Division(support=None))
+    assert task.class_names == ("cat", "crane", "crane")
+    told = capfd.readouterr().err
+    assert "left out 1 of 4 classes without images, such as 'eel'" in told
+    assert "several classes are called 'crane'" in told
+    classification_task(path)
+    assert "left out" not in capfd.readouterr().err
+
+
 def test_the_validation_split_replaces_a_missing_test_split(make):
     path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["val"] * 4}))
     assert len(classification_task(path).query) == 4

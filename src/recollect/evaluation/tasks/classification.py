@@ -1,6 +1,7 @@
 """Classification tasks: images to classify, and examples to learn from."""
 
 import difflib
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,7 +101,13 @@ def classification_task(
         raise UserError(f"{spec}: only one class, '{names[present[0]]}'. Two or more are needed.")
     name = name or query.name.replace(":test", "").replace(":query", "")
     task = ClassificationTask(name, support, query, names, templates)
-    return task if len(present) == len(names) else keep_classes(task, present)
+    if len(absent := np.setdiff1d(np.arange(len(names)), present)):
+        note(f"{spec}: left out {len(absent):,} of {len(names):,} classes without images, such as '{names[absent[0]]}'")
+        task = keep_classes(task, present)
+    twice = [name for name, count in Counter(task.class_names).items() if count > 1]
+    if twice:
+        note(f"{spec}: several classes are called '{twice[0]}', so texts cannot tell them apart")
+    return task
 
 
 def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTask:
