@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -163,6 +164,12 @@ def test_cached_pixels_equal_the_models_input(encoder, make_index, pictures):
     read = [picture for picture in cache.read(make_index(encoder).pictures(["4", "9"])) if picture is not None]
     wanted = torch.stack([encoder.transform(pictures[row].image) for row in (4, 9)])
     torch.testing.assert_close(cache.tensor(read), wanted)
+
+
+def test_hits_can_be_taken_by_the_integers_of_numpy(make_encoder, make_index):
+    hits = make_index(make_encoder("clip")).search("queen", k=4)
+    order = np.argsort([hit.score for hit in hits])
+    assert [hits[row].id for row in order] == [hit.id for hit in reversed(hits.hits)]
 
 
 def test_hits_state_the_source_of_their_score(encoder, make_index):

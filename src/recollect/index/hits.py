@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload, runtime_checkable
 
 from PIL import Image
 
@@ -113,13 +113,13 @@ class Hits(Sequence[Hit]):
         return replace(self, hits=kept[first : first + k], notes=notes, first_rank=first + 1, cut=cut)
 
     @overload
-    def __getitem__(self, index: int) -> Hit: ...
+    def __getitem__(self, index: SupportsIndex) -> Hit: ...
     @overload
     def __getitem__(self, index: slice) -> "Hits": ...
 
-    def __getitem__(self, index: int | slice) -> "Hit | Hits":
-        if isinstance(index, int):
-            return self.hits[index]
+    def __getitem__(self, index: SupportsIndex | slice) -> "Hit | Hits":
+        if not isinstance(index, slice):
+            return self.hits[index.__index__()]
         return replace(self, hits=self.hits[index], first_rank=self.first_rank + range(len(self))[index].start)
 
     def __len__(self) -> int:
