@@ -404,3 +404,10 @@ def test_a_plan_names_the_watched_folder_of_its_files(photos, opened):
     ids = [tile["id"] for tile in page.list(count=2)["tiles"]]
     plan = page.call("/api/selection/plan", {"ids": ids})[1]
     assert (plan["files"], plan["watched"]) == (2, str(photos))
+
+
+def test_a_folder_whose_path_is_not_utf8_is_refused_in_one_line(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ph\xffotos"))
+    paint(folder / "a.png", COLORS["red"], 1)
+    with pytest.raises(UserError, match="UTF-8"):
+        folders.pictures_in(str(folder))

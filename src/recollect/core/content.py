@@ -1,4 +1,4 @@
-"""Hashes of file contents."""
+"""Hashes of contents."""
 
 import hashlib
 import re
@@ -24,7 +24,7 @@ def content_hash(files: Sequence[Path]) -> str:
     Reading a hundred gigabytes at every start would take minutes.
     """
     times = () if reads_every_byte(files) else [file.stat().st_mtime_ns for file in files]
-    return _digest(f"{portable_hash(files)} {times}")
+    return hash_of(f"{portable_hash(files)} {times}")
 
 
 def portable_hash(files: Sequence[Path]) -> str:
@@ -69,7 +69,7 @@ def full_hash(files: Sequence[Path], name: str = "files") -> str | None:
     total = sum(size for _, size, *_ in stamps)
     if total > _MAX_BYTES or len(files) > _MAX_FILES:
         return None
-    cached = cache_folder() / "digests" / f"{_digest(repr(stamps))}.txt"
+    cached = cache_folder() / "digests" / f"{hash_of(repr(stamps))}.txt"
     with suppress(OSError, ValueError):
         if re.fullmatch(r"[0-9a-f]{32}", found := cached.read_text(encoding="ascii")):
             return found
@@ -92,7 +92,7 @@ def modification_hash(files: Sequence[Path]) -> str:
 
     The change time is included because the modification time can be set back.
     """
-    return _digest(repr([_stamp(file) for file in files]))
+    return hash_of(repr([_stamp(file) for file in files]))
 
 
 @contextmanager
@@ -109,5 +109,11 @@ def _stamp(file: Path) -> tuple[str, int, int, int, int]:
     return str(file.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+def hash_of(content: str | bytes, size: int = 16) -> str:
+    """Return a hash of a text or of bytes as hexadecimal digits; texts may contain file names that are not UTF-8.
+
+    Args:
+        size: number of bytes of the hash.
+    """
+    data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    return hashlib.blake2b(data, digest_size=size).hexdigest()

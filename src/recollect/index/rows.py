@@ -1,6 +1,5 @@
 """Rows of an index. One row is one picture with its files, captions, vectors and facts."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32
 
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
 from recollect.core.validation import refuse
@@ -261,7 +261,7 @@ def _digest(vector: np.ndarray, captions: Sequence[str]) -> str:
     """Return the id of a picture without pixels: a digest of its vector, or of its captions if the vector is zero."""
     if vector.any():
         return pixel_digest(np.ascontiguousarray(vector, dtype=np.float32))
-    return hashlib.blake2b("\0".join(captions).encode(), digest_size=16).hexdigest()
+    return hash_of("\0".join(captions))
 
 
 def unit_vectors(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:

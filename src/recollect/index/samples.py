@@ -1,6 +1,5 @@
 """Read and embed the samples of a source for an index."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
@@ -108,7 +108,7 @@ class SampleReader:
             with _broken_if_unreadable():
                 encoded = original.read_bytes() if isinstance(original, Path) else original
             if name is not None and encoded is not None:
-                content, sample = _hash(encoded), None
+                content, sample = hash_of(encoded), None
             else:
                 sample = self.source.read(index)
                 name, content = sample.id, pixel_digest(sample.image)
@@ -146,7 +146,7 @@ class SampleReader:
     def _facts(self, index: int, sample: Sample | None) -> str:
         """Return a hash of the sample's annotations in the source and of the options applied to them."""
         options = (self.options.captions, self.options.template, self.options.pictures)
-        return _hash(f"{options} {self.source.facts(index, sample)}".encode())
+        return hash_of(f"{options} {self.source.facts(index, sample)}")
 
     def _file(self, index: int, key: str, original: bytes | Path | None, content: str, sample: Sample | None) -> File:
         file = File(self.source_name, key, place=self.source.place, stamp=f"{content}-{self._facts(index, sample)}")
@@ -191,7 +191,3 @@ def _broken_if_unreadable() -> Iterator[None]:
         yield
     except OSError as error:
         raise BrokenImageError(f"{error.filename}: cannot be read ({error.strerror})") from None
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

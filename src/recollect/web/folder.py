@@ -1,6 +1,5 @@
 """Indexes of folders, stored in the user's data directory and kept up to date; and pictures added from the page."""
 
-import hashlib
 import os
 import re
 import threading
@@ -10,10 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.core.paths import expanduser
 from recollect.core.progress import note
 from recollect.core.types import Encoder
+from recollect.core.validation import refuse
+from recollect.core.words import is_utf8
 from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, filter_pictures
 from recollect.index import Index, IngestOptions, IngestReport, Record
 from recollect.index.annotations import copy_annotations
@@ -54,8 +56,7 @@ def index_of_folder(folder: Path, model: str = "") -> Path:
 
 def _distinct(name: str, what: str) -> str:
     """Return a file-system name that is unique for ``what``."""
-    digest = hashlib.blake2b(what.encode(), digest_size=5).hexdigest()
-    return f"{_UNSAFE.sub('-', name)[:60] or 'folder'}-{digest}"
+    return f"{_UNSAFE.sub('-', name)[:60] or 'folder'}-{hash_of(what, 5)}"
 
 
 def library_name(address: str) -> str:
@@ -95,6 +96,7 @@ def pictures_in(place: str) -> Path | None:
         raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
     if is_index_folder(folder):
         return None
+    refuse((not is_utf8(str(folder.resolve())), f"{place}: its path is not UTF-8. Rename the folder."))
     if next(pictures_below(folder), None) is None:
         filter_pictures(files_below(folder), folder)  # raises an error that describes the folder's contents
     return folder
@@ -114,8 +116,7 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
     if not Index.exists(address):
         _adopt_renamed(folder, model.model_name, address)
     if Index.exists(address) and (earlier := Index.open(address)).record.model != model.model:
-        digest = hashlib.blake2b(model.model.encode(), digest_size=4).hexdigest()
-        address, labels = address.with_name(f"{address.name}-{digest}"), earlier.annotations
+        address, labels = address.with_name(f"{address.name}-{hash_of(model.model, 4)}"), earlier.annotations
     if Index.exists(address):
         return Index.open(address, encoder)
     address.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
 """Libraries of a page: the one it was started with, and those that the user switches to."""
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.index import Index
 from recollect.index.stores.base import is_index_folder
@@ -76,7 +76,7 @@ class Libraries:
         first = self.first.library.index.address
         if "://" in address or Path(address).resolve() == Path(first).resolve():
             return ""
-        return hashlib.blake2b(str(Path(address).resolve()).encode(), digest_size=5).hexdigest()
+        return hash_of(str(Path(address).resolve()), 5)
 
     def _places(self) -> dict[str, tuple[str, str]]:
         """Return the name and address of every library by key."""

@@ -1,7 +1,6 @@
 """Opening tables from a path or a hub id with the ``datasets`` library."""
 
 import atexit
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from datasets.data_files import DataFilesList
 from datasets.table import InMemoryTable
 
 from recollect.core.cells import check_cells, not_utf8, separator_of
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import read_text
 from recollect.core.paths import check_writable, did_you_mean, expanduser, reject_typo
@@ -291,7 +291,7 @@ def _pictures_by_folder(
         if captions:
             columns["txt"] = pa.array(written, pa.string())
         table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
-        digest = hashlib.blake2b("\n".join([*some, *written]).encode(), digest_size=8).hexdigest()
+        digest = hash_of("\n".join([*some, *written]), 8)
         info = datasets.DatasetInfo(features=features)
         tables[split] = datasets.Dataset(table, info=info, split=datasets.NamedSplit(split), fingerprint=digest)
     return tables
@@ -414,7 +414,7 @@ def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str)
                 _cache_dir(),
                 gen_kwargs={"files": names, "columns": tuple(features)},
                 split=datasets.NamedSplit(split),
-                fingerprint=hashlib.blake2b(stamps.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
+                fingerprint=hash_of(stamps, 8),
             )
         whole = table.data.column(DAMAGE_KEY).null_count == len(table)
         tables[split] = table.remove_columns(DAMAGE_KEY) if whole else table

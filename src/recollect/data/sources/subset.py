@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recollect.core.content import hash_of
 from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 
@@ -154,8 +155,7 @@ class Joined(_View):
 
     @cached_property
     def fingerprint(self) -> str:
-        prints = "\n".join(source.fingerprint for source in self.sources)
-        return hashlib.blake2b(prints.encode(), digest_size=16).hexdigest()
+        return hash_of("\n".join(source.fingerprint for source in self.sources))
 
     @cached_property
     def labels(self) -> np.ndarray:

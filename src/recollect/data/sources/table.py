@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recollect.core.content import content_hash, portable_hash, reads_every_byte
+from recollect.core.content import content_hash, hash_of, portable_hash, reads_every_byte
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.core.validation import refuse
@@ -176,7 +176,7 @@ class TableSource(Source):
                 if below.parts[0] != "..":
                     return below.as_posix()
             return str(original)
-        return "" if original is None else hashlib.blake2b(original, digest_size=12).hexdigest()
+        return "" if original is None else hash_of(original, 12)
 
     def facts(self, index: int, sample: Sample | None = None) -> str:
         row, label = int(self.rows[index]), int(self.labels[index])

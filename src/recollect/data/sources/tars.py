@@ -4,7 +4,6 @@ Damaged headers are reported, while other readers treat them as the end of the f
 """
 
 import errno
-import hashlib
 import io
 import json
 import os
@@ -16,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from recollect.core.content import modification_hash
+from recollect.core.content import hash_of, modification_hash
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import FullDiskError, atomic_path, locked, make_folder, read_json, write_json
 from recollect.core.paths import cache_folder
@@ -135,12 +134,12 @@ def _shard_state(tar: Path) -> ShardState:
     path = cache_folder() / "shards" / f"{modification_hash([tar])}.json"
     with suppress(OSError, UserError, TypeError, KeyError):  # missing or damaged: read the tar again
         cached = read_json(path)
-        if cached["digest"] == _digest(json.dumps(cached["state"])):
+        if cached["digest"] == hash_of(json.dumps(cached["state"])):
             return ShardState(**cached["state"] | {"columns": tuple(cached["state"]["columns"])})
     with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
         _, state = read_shard(file, tar.stat().st_size)
     with suppress(OSError, UserError):  # disk full: read it again next time
-        write_json(path, {"state": asdict(state), "digest": _digest(json.dumps(asdict(state)))})
+        write_json(path, {"state": asdict(state), "digest": hash_of(json.dumps(asdict(state)))})
     return state
 
 
@@ -263,7 +262,7 @@ def _sizes(place: str) -> Mapping[str, Any]:
 def _open_cached(file: str) -> BinaryIO:
     """Open a remote tar from the cache folder, downloading it if needed and removing the least recently opened tars."""
     folder = cache_folder() / "streams"
-    path = folder / f"{_digest(f'{file} {_version(file)}')}.tar"
+    path = folder / f"{hash_of(f'{file} {_version(file)}')}.tar"
     make_folder(folder)
     with locked(folder / f".{path.stem[:2]}.lock"):  # only one process per machine downloads it
         if not path.exists():
@@ -285,10 +284,6 @@ def _open_cached(file: str) -> BinaryIO:
 
 
 _version = lru_cache(4096)(version_of)  # one request per file and process
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
 
 def _last_opened(path: Path) -> float:

@@ -1,6 +1,5 @@
 """Index on a Milvus server, for collections too large for one machine, or in a Milvus Lite file."""
 
-import hashlib
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.core.files import locked, make_folder
 from recollect.core.paths import cache_folder
@@ -150,7 +150,7 @@ class MilvusStore(Store):
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock out other writers on this machine."""
-        name = hashlib.blake2b(f"{self.place.uri}/{self.place.collection}".encode(), digest_size=8).hexdigest()
+        name = hash_of(f"{self.place.uri}/{self.place.collection}", 8)
         make_folder(cache_folder() / "milvus")
         with locked(cache_folder() / "milvus" / f"{name}.lock"):
             yield

@@ -1,7 +1,6 @@
 """Conversion of rows and filters to and from Milvus."""
 
 import base64
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
@@ -60,7 +60,7 @@ def fields_of(names: Sequence[str]) -> list[str]:
 
 def entity_key(id: str, entry: int = -1, caption: str = "") -> str:
     """Return the key of a picture or caption; it contains a digest of the caption, so edited captions get new keys."""
-    return f"-#{id}" if entry < 0 else f"{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}#{id}"
+    return f"-#{id}" if entry < 0 else f"{entry}#{hash_of(caption, 8)}#{id}"
 
 
 def entities_of(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
