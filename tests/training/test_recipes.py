@@ -3,13 +3,14 @@
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from recollect.cli.train import Train
 from recollect.core.errors import UserError
 from recollect.models import PRESETS
-from recollect.training.options import Context, Data, ObjectiveOptions, Recipe
+from recollect.training.options import Context, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
 
@@ -58,6 +59,15 @@ def test_the_prefix_recipe_has_the_papers_values():
     assert (recipe.batch_size, recipe.data.sampling) == (1024, "debiased")
     assert recipe.steps * recipe.batch_size / 2 == pytest.approx(15 * 12e6, rel=1e-4)
     assert recipe.optimizer.warmup * recipe.steps == pytest.approx(10_000)
+
+
+def test_paths_lists_and_single_values_in_python_make_the_same_recipe():
+    data = Data(sources="a.parquet", captions=["b/", Path("c.csv")], labels=Path("d"))
+    assert data == Data(sources=("a.parquet",), captions=("b/", "c.csv"), labels=("d",))
+    model = Model(Path("run/model"), text=Path("bert"), prefixes="caption")
+    assert model == Model("run/model", text="bert", prefixes=("caption",))
+    with pytest.raises(UserError, match="'captions'"):
+        Recipe(model=Model(prefixes=("captions",)), data=data).check()
 
 
 def _with(path: str, value):

@@ -65,7 +65,7 @@ def check_number(
 
 
 def check_choices(options: Any) -> None:
-    """Check that every `Literal` field of a dataclass has one of its allowed values.
+    """Check that every field of a dataclass with a `Literal`, or a tuple of them, has one of its allowed values.
 
     Raises:
         ValueError: a field has another value.
@@ -73,8 +73,11 @@ def check_choices(options: Any) -> None:
     hints = get_type_hints(type(options))
     for field in fields(options):
         hint, value = hints[field.name], getattr(options, field.name)
+        several = get_origin(hint) is tuple
+        hint = get_args(hint)[0] if several else hint
         choices = get_args(hint) if get_origin(hint) is Literal else None
-        # True == 1, but is not one of the choices 1 and 2.
-        if choices and not any(value == choice and type(value) is type(choice) for choice in choices):
-            words = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
-            raise ValueError(f"{field.name} must be {words}, got {value!r}")
+        for each in value if several else (value,):
+            # True == 1, but is not one of the choices 1 and 2.
+            if choices and not any(each == choice and type(each) is type(choice) for choice in choices):
+                words = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+                raise ValueError(f"{field.name} must be {words}, got {each!r}")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recollect.core.errors import user_errors
@@ -12,6 +13,15 @@ from recollect.data.sources.columns import Columns
 
 if TYPE_CHECKING:
     from recollect.objectives import ContextObjective
+
+
+def _accept_paths(options: Any, *names: str) -> None:
+    """Convert paths to strings, and single values and lists to tuples where a field is a tuple, for use in Python."""
+    for name in names:
+        value = getattr(options, name)
+        if isinstance(getattr(type(options), name), tuple):  # the default
+            value = tuple(map(str, (value,) if isinstance(value, str | Path) else value))
+        object.__setattr__(options, name, str(value) if isinstance(value, Path) else value)
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,9 @@ class Model:
     views: int = 1
     lora: int | None = None
     lora_alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        _accept_paths(self, "start", "text", "tokenizer", "prefixes")
 
 
 CopiesBy = Literal["ids", "captions"]
@@ -95,6 +108,9 @@ class Data:
     class_name_column: str | None = None
     synonyms_column: str | None = None
     split_column: str | None = None
+
+    def __post_init__(self) -> None:
+        _accept_paths(self, "sources", "captions", "labels")
 
     @property
     def specs(self) -> list[tuple[str, Kind | None]]:
