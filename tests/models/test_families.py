@@ -174,6 +174,10 @@ def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels, be
     texts = encoder.embed_texts(captions)
     assert texts.shape[1] == encoder.embed_images(pixels).shape[1] == encoder.width
     torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0], atol=2e-6, rtol=0)
+    encoder.set_scale(20.0)
+    plain = AutoModel.from_pretrained(encoder.save(tmp_path / "saved")).eval()
+    learned = 1 / plain.temperature if kind == "align" else plain.logit_scale.exp()
+    assert [learned.item(), encoder.scale] == pytest.approx([20, 20], rel=1e-5)
     if kind == "align":  # its batch norms have running means, which are not parameters
         before, frozen = encoder.fingerprint, encoder.embed_images(pixels)
         encoder.freeze("image")

@@ -78,7 +78,7 @@ def test_a_run_on_python_objects_resumes_only_with_the_same_objects(tmp_path):
     longer = replace(RECIPE, steps=5)
     with pytest.raises(UserError, match="data"):
         train(longer, tmp_path / "run", resume=True, sources=[SampleList.of_pictures("own", 12, seed=1)], device="cpu")
-    train(longer, tmp_path / "run", resume=True, sources=[own], objective=Distances(), device="cpu")
+    train(longer, tmp_path / "run", resume=True, sources=own, objective=Distances(), device="cpu")
     assert metrics(tmp_path / "run")[-1]["seen"] == {"own": 30}
 
 

@@ -61,7 +61,7 @@ def test_the_prefix_recipe_has_the_papers_values():
     assert recipe.optimizer.warmup * recipe.steps == pytest.approx(10_000)
 
 
-def test_paths_lists_and_single_values_in_python_make_the_same_recipe():
+def test_paths_lists_and_single_values_in_python_make_the_same_recipe(unchecked):
     data = Data(sources="a.parquet", captions=["b/", Path("c.csv")], labels=Path("d"))
     assert data == Data(sources=("a.parquet",), captions=("b/", "c.csv"), labels=("d",))
     model = Model(Path("run/model"), text=Path("bert"), prefixes="caption")

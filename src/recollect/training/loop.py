@@ -65,7 +65,7 @@ def train(
     *,
     resume: bool = False,
     device: str | None = None,
-    sources: Sequence[Source] = (),
+    sources: Source | Sequence[Source] = (),
     objective: Objective | None = None,
     assemble: Assemble | None = None,
     hooks: Sequence[Hook] = (),
@@ -82,8 +82,8 @@ def train(
         out: folder of the run; must be missing or empty unless ``resume`` is set.
         resume: continue from the last checkpoint, or from the start if there is none.
         device: device to compute on (default: the best available).
-        sources: Python objects to train on, in addition to the recipe's sources. ``recipe.json`` records their names
-            and fingerprints, and a run resumes only with the same ones.
+        sources: a Python object to train on, or several, in addition to the recipe's sources. ``recipe.json`` records
+            their names and fingerprints, and a run resumes only with the same ones.
         objective: replaces the recipe's objective; not recorded in ``recipe.json``.
         assemble: builds model, objective and batches; replaces ``sources`` and ``objective``.
         hooks: evaluations during training; each adds a line ``{"step": ..., "evaluation": {...}}`` to the metrics.
@@ -99,6 +99,7 @@ def train(
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
     out = Path(expanduser(out))
+    sources = (sources,) if isinstance(sources, Source) else sources  # a source is a sequence too, of samples
     objects = {object_spec(source): source for source in sources}
     if assemble is None:
         if type(recipe) is not Recipe:

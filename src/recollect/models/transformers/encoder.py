@@ -158,6 +158,16 @@ class TransformersEncoder(DualEncoder):
         towers: dict[Tower, Any] = {"image": self.model.vision_model, "text": self.model.text_model}
         return tuple(name for name, tower in towers.items() if tower.supports_gradient_checkpointing)
 
+    @property
+    def scale(self) -> float | None:
+        temperature = getattr(self.model, "temperature", None)  # ALIGN's logits are cosines divided by it
+        return super().scale if temperature is None else 1 / float(temperature)
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        super().set_scale(scale, bias)
+        if getattr(self.model, "temperature", None) is not None:
+            self.model.temperature.detach().fill_(1 / scale)
+
     def _temperatures(self) -> Any:
         return self.model
 
