@@ -73,15 +73,6 @@ def test_an_episode_reranks_the_first_k_like_the_sequential_reference(encoder, m
         assert [before[hit.zero_shot_rank - 1].id for hit in after] == ids(after)
 
 
-def test_results_do_not_depend_on_other_queries(encoder, make_index):
-    index = make_index(encoder)
-    together, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, at_once=8))
-    for query, hits in zip(QUERIES, together, strict=True):
-        ((alone,), _) = adapted(encoder, index, [query], 6)
-        assert ids(alone) == ids(hits)
-        assert [hit.score for hit in alone] == pytest.approx([hit.score for hit in hits], abs=1e-10)
-
-
 def test_an_empty_query_finds_nothing_and_does_not_affect_others(encoder, make_index, search):
     index = make_index(encoder)
     empty, words, blank = search(index, ["", "queen", " \n"], 4)
