@@ -241,6 +241,19 @@ def test_pictures_and_their_embeddings_get_the_same_probabilities(folders, monke
     assert len(loaded) == 1, "the model is loaded once"
 
 
+def test_large_pictures_are_embedded_alike_from_files_and_in_memory(make_encoder, tmp_path):
+    encoder, generator = make_encoder("clip"), np.random.default_rng(0)
+    files = [tmp_path / f"{number}.png" for number in range(9)]
+    for file in files:
+        Image.fromarray(generator.integers(0, 256, (37, 37, 3), dtype=np.uint8)).resize((150, 150), 0).save(file)
+    taught = Classifier.teach(encoder, {"a": files[:3], "b": files[3:6]})
+    vectors = encoder.embed_images(files)
+    np.testing.assert_allclose(taught.support.features, vectors[:6], atol=1e-6)
+    expected = taught.predict_proba(vectors[6:]).max(axis=1)
+    confidences = [each.confidence for each in classify(taught, encoder, files[6:]).predictions]
+    np.testing.assert_allclose(confidences, expected, atol=1e-5)
+
+
 def test_adding_examples_and_classes_equals_teaching_all_at_once(folders):
     paint(folders / "more/yellow/0.png", (220, 220, 10), 7)
     paint(folders / "more/yellow/1.png", (220, 220, 10), 8)

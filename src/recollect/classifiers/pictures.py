@@ -24,7 +24,6 @@ from recollect.data.sources.images import (
     as_images,
     as_picture,
     decode,
-    downscale,
     find_images,
     pixel_digest,
     prepare_image,
@@ -235,7 +234,7 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str) -> _Picture
             image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
         except BrokenImageError as error:
             return error
-        return file, pixel_digest(image), prepare_image(encoder, downscale(encoder, image))
+        return file, pixel_digest(image), prepare_image(encoder, image)
 
     with progress(f"embed {what}", len(files), "images") as counter:
         for block in blocks_ahead(read, range(len(files)), _BLOCK):
