@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.progress import watched
-from recollect.index import Duplicates
+from recollect.index import Duplicates, Picture
 from recollect.web.library import Library
 
 _SHOWN_GROUPS = 40
@@ -100,33 +100,21 @@ class DuplicateFinder:
         }
 
     def _group(self, kind: str, ids: Sequence[str]) -> dict[str, Any]:
-        """Return the facts about a group; files with short names come first, since copies usually have longer ones."""
         pictures = self.library.pictures(ids[:_SHOWN_PER_GROUP])
-        return {
-            "kind": kind,
-            "more": max(0, len(ids) - _SHOWN_PER_GROUP),
-            "pictures": [
-                {
-                    "id": each.id,
-                    "name": each.path.name if each.path else "",
-                    "caption": each.caption,
-                    "width": each.width,
-                    "height": each.height,
-                    "taken": each.taken,
-                    "files": [
-                        {
-                            "path": file.path,
-                            "name": file.path or f"{file.source}: {file.key}",
-                            "bytes": _size(file.path),
-                        }
-                        for file in sorted(
-                            each.distinct_files, key=lambda file: (len(Path(file.path or file.key).name), file.path)
-                        )
-                    ],
-                }
-                for each in pictures
-            ],
-        }
+        return {"kind": kind, "more": max(0, len(ids) - _SHOWN_PER_GROUP), "pictures": [*map(_facts, pictures)]}
+
+
+def _facts(picture: Picture) -> dict[str, Any]:
+    """Return the facts about a picture; files with short names come first, since copies usually have longer ones."""
+    files = sorted(picture.distinct_files, key=lambda file: (len(Path(file.path or file.key).name), file.path))
+    return {
+        **{name: getattr(picture, name) for name in ("id", "caption", "width", "height", "taken")},
+        "name": picture.path.name if picture.path else "",
+        "files": [
+            {"path": file.path, "name": file.path or f"{file.source}: {file.key}", "bytes": _size(file.path)}
+            for file in files
+        ],
+    }
 
 
 def _size(path: str) -> int:
