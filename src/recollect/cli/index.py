@@ -9,6 +9,7 @@ from recollect.cli.defaults import column_options, split_for
 from recollect.cli.parser import Arg, say, show_table, warn_unused
 from recollect.core.files import write_json
 from recollect.core.paths import check_writable
+from recollect.core.places import public_place
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
 from recollect.data.sources.columns import Columns
@@ -245,12 +246,12 @@ class Verify(OnIndex):
         """Print damaged files."""
         from recollect.index import Index
 
-        damaged = Index.examine(self.index)
+        damaged, address = Index.examine(self.index), public_place(self.index) if "://" in self.index else self.index
         for line in damaged[: 2 * _MAX_LISTED]:
             say(line)
         advice = "Delete damaged caches (they are rebuilt); restore other files from a copy, or rebuild the index."
-        refuse((damaged, f"{self.index}: {counted(len(damaged), 'damaged file')}. {advice}"))
-        say(f"{self.index}: no damaged files")
+        refuse((damaged, f"{address}: {counted(len(damaged), 'damaged file')}. {advice}"))
+        say(f"{address}: no damaged files")
 
 
 @dataclass(frozen=True)
