@@ -42,11 +42,11 @@ class Columns:
     """Columns to read; those not given are detected by their usual names.
 
     Attributes:
-        image: column of pictures: bytes, or paths relative to the table; of several columns joined by commas, each row
-            uses the first nonempty one (jpg,png).
-        caption: column of captions: texts or lists of texts, several columns joined by commas, or a field of a
-            structured column (json.caption).
-        label: column of classes: numbers or names.
+        image: column of pictures (default: by its name): bytes, or paths relative to the table; of several columns
+            joined by commas, each row uses the first nonempty one (jpg,png).
+        caption: column of captions (default: by its name): texts or lists of texts, several columns joined by commas,
+            or a field of a structured column (json.caption).
+        label: column of classes (default: by its name): numbers or names.
         class_name: column of class names, if the classes are numbers.
         synonyms: column of other names of the class (texts or lists), used as the texts of a label source.
         id: column of a unique id for each row; by default the row number.
