@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from index_rows import HashEncoder, unit
+from recollect.core.errors import UserError
 from recollect.index import Index, Rows
 from recollect.index.cutoff import CutOff, estimate_cut_off, learn_cut_off, score_moments
 
@@ -135,3 +136,5 @@ def test_an_estimated_cut_off_above_all_scores_is_ignored(matching, count):
     cut = index.cut_off()
     assert (images @ query >= cut.limit(query)).any() == (matching == 20), "only a few matches reach the cut-off"
     assert len(index.search("a thing", k=400, min_score=cut, encoder=encoder)) in count
+    with pytest.raises(UserError, match="captions"):
+        index.search("a thing", by="text", min_score=cut, encoder=encoder)

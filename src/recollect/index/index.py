@@ -487,8 +487,8 @@ class Index:
             rerank: re-ranks the first pictures, e.g. `recollect.efsa.EpisodeReranker`.
 
         Raises:
-            UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, or the terms of the
-                query cancel out.
+            UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, the terms of the
+                query cancel out, or a `CutOff` is given for a search of captions.
         """
         return search_pictures(self, [query], k, where=where, exclude=exclude, min_score=min_score, page=page,
                                encoder=encoder, exact=exact, by=by, rerank=rerank)[0]  # fmt: skip

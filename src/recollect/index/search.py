@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.types import Encoder, caption_prefix
-from recollect.core.validation import check_number
+from recollect.core.validation import check_number, refuse
 from recollect.index.cutoff import CutOff
 from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, Hit, Hits, Reranker
@@ -58,6 +58,8 @@ def rank_pictures(
     Args:
         lock: held while the model is used, but not during the lookup.
     """
+    learned = "a learned cut-off applies to pictures, not to captions. Give a score instead."
+    refuse((by == "text" and isinstance(min_score, CutOff), learned))
     parsed = [as_query(query) for query in queries]
     nonempty = [query for query in parsed if not query.empty]
     total = len(index) if by == "image" else index.texts
