@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Sample
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.pools import held_out
@@ -205,6 +206,12 @@ def test_one_table_has_every_method_with_its_cost(encoder):
         before = recalls(result, "zero-shot", row["direction"])[row["domain"], row["k"]]
         assert row["gain"] == pytest.approx(row["value"] - before)
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+
+
+@pytest.mark.parametrize("method", ["normalized", "text-to-text", "episode"])
+def test_methods_that_learn_from_captions_are_not_measured_without_any(encoder, method):
+    with pytest.raises(UserError, match="no captions to learn from"):
+        compare_methods(encoder, scenes_task(), None, Comparison(("zero-shot", method)), model="tiny")
 
 
 def test_a_held_out_caption_is_not_a_query(encoder):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.efsa.normalization import normalized
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
@@ -63,12 +63,12 @@ def _normalized(context: SearchContext) -> Prepared:
 def _text_to_text(context: SearchContext) -> Prepared:
     # Searches all captions. EFSA (section 4.1) mentions the captions of the top k, but its R@10 is below that of
     # sixteen candidates in random order.
-    if not context.index.texts:
-        raise UserError(NO_CAPTIONS)
+    refuse((not context.index.texts, NO_CAPTIONS))
     return Prepared(index_search(context.index, context.encoder, "text"))
 
 
 def _episode(context: SearchContext) -> Prepared:
+    refuse((not context.index.texts, NO_CAPTIONS))  # otherwise every query would keep its zero-shot ranking
     rerank = EpisodeReranker(context.encoder, context.episode, context.pixels)
     return Prepared(index_search(context.index, context.encoder, rerank=rerank))
 

@@ -22,7 +22,8 @@ FALLBACK = "zero-shot ranking"
 """End of the notes for queries without a successful episode."""
 NOT_FINITE = f"the episode's loss or scores were not finite: {FALLBACK}"
 NO_CAPTIONS = (
-    "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`."
+    "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`; "
+    "`recollect evaluate retrieval` takes them from --captions."
 )
 EPISODE = "episode"
 """`scored_by` of a re-ranked hit."""
