@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.objectives import ContrastiveObjective
 from recollect.training.ranks import shard_of_this_process, sum_gradients
 from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
 from slow_losses import ABLATIONS
@@ -85,20 +85,3 @@ def test_several_processes_give_the_loss_and_gradients_of_one(processes, cases, 
                 for key, value in expected.items():
                     error = (share[place][step][key] - value.detach()).abs().max()
                     assert error < 1e-9, f"{name} {key} {error}"
-
-
-def test_each_process_computes_only_its_rows_of_the_logits(in_ranks):
-    """Each of four processes computes a quarter of the products."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    batch, width = 256, 16
-
-    def flops(shard, rows):
-        objective = ContextObjective("softmax", form="blockwise").double()
-        images, texts = (numbers(rows, width, seed=seed).requires_grad_() for seed in (0, 1))
-        with FlopCounterMode(display=False) as counter:
-            objective(images, texts, shard=shard)[0].backward()
-        return counter.get_total_flops()
-
-    shares = in_ranks(lambda rank: flops(shard_of_this_process(), batch // 4), 4)
-    assert shares == [flops(shard_of_this_process(), batch) // 4] * 4
