@@ -8,7 +8,7 @@ import pytest
 from pictures import encoded, picture
 from recollect.cli import main
 from recollect.evaluation.clip_benchmark import as_clip_benchmark, save_clip_benchmark
-from recollect.evaluation.results import Result, load_result
+from recollect.evaluation.results import Result, load_results
 from recollect.models import build_model
 
 NAMES = ("bright", "dark", "gray")  # sorted like class names in files, so both runs draw the same examples
@@ -54,7 +54,7 @@ def test_few_shot_on_embedded_files_matches_few_shot_on_the_model(world, tmp_pat
     of_files, of_model = (
         {
             (row["method"], row["shots"], row["seed"], figure): row[figure]
-            for row in load_result(next(folder.glob("*.json"))).rows
+            for row in load_results(folder)[0].rows
             for figure in ("value", "ece")
         }
         for folder in (tmp_path / "files", tmp_path / "model")

@@ -7,7 +7,7 @@ import pytest
 
 from recollect.core.errors import UserError
 from recollect.evaluation import results
-from recollect.evaluation.results import Result, joint_identity, load_result, load_results, save_together, summarize
+from recollect.evaluation.results import Result, joint_identity, load_results, save_together, summarize
 
 
 def make(**changes):
@@ -17,7 +17,7 @@ def make(**changes):
 
 def test_a_saved_result_loads_unchanged(tmp_path):
     path = make().save(tmp_path)
-    assert load_result(path) == make()
+    assert load_results(path) == [make()]
 
 
 def test_different_evaluations_never_share_a_file(tmp_path):
@@ -33,7 +33,7 @@ def test_repeating_an_evaluation_replaces_only_its_own_result(tmp_path):
     path = make(settings={"shots": (1, 2)}).save(tmp_path)
     again = make(settings={"shots": [1, 2]}, rows=[{"metric": "top-1", "value": 62.0}])
     assert again.save(tmp_path) == path
-    assert load_result(path).rows[0]["value"] == 62.0
+    assert load_results(path)[0].rows[0]["value"] == 62.0
     assert joint_identity([again]) == again.identity
     assert joint_identity([again, make(), again]) == joint_identity([make(), again]) != joint_identity([make(), make()])
 
@@ -43,6 +43,7 @@ def test_a_shared_file_replaces_only_results_of_the_same_evaluation(tmp_path):
     save_together([make(), make(seed=4)], path)
     save_together([make(rows=[]), make(seed=5)], path)
     assert [(each["seed"], len(each["rows"])) for each in json.loads(path.read_text())] == [(4, 1), (3, 0), (5, 1)]
+    assert load_results(path) == [make(seed=4), make(rows=[]), make(seed=5)]
     path.write_text('{"notes": "mine"}')
     with pytest.raises(UserError):
         save_together([make()], path)
@@ -54,10 +55,10 @@ def test_a_result_of_another_format_is_rejected(tmp_path):
     value = json.loads(path.read_text())
     path.write_text(json.dumps({**value, "format": 99}))
     with pytest.raises(UserError, match="99"):
-        load_result(path)
+        load_results(path)
     path.write_text(json.dumps({**value, "color": "red"}))
     with pytest.raises(UserError):
-        load_result(path)
+        load_results(path)
 
 
 def test_summary_is_mean_and_sample_deviation():
@@ -70,14 +71,14 @@ def test_summary_is_mean_and_sample_deviation():
 
 def test_concurrent_evaluations_can_share_a_file(tmp_path, monkeypatch):
     path = tmp_path / "new" / "all.json"
-    load = results._load_together
+    load = results.load_results
 
     def slow_load(path):
         loaded = load(path)
         time.sleep(0.05)
         return loaded
 
-    monkeypatch.setattr(results, "_load_together", slow_load)
+    monkeypatch.setattr(results, "load_results", slow_load)
     save_together([make(seed=0)], path)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda seed: save_together([make(seed=seed)], path), range(1, 5)))

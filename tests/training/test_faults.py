@@ -16,7 +16,7 @@ from recollect.core.files import make_folder, write_text
 from recollect.data.sources import open_source
 from recollect.efsa.caption_file import CaptionFile
 from recollect.evaluation.features import FeatureCache, Features
-from recollect.evaluation.results import Result, load_result
+from recollect.evaluation.results import Result, load_results
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 from run_files import files, metrics
@@ -196,7 +196,7 @@ def test_features_and_results_are_complete_or_absent_and_flipped_bits_are_detect
         assert (found is None and not done) or np.array_equal(found.images, images), fault
         files = list((folder / "results").glob("*.json"))
         assert len(files) == 1 if done == 2 else len(files) <= 1, fault
-        assert all(load_result(file).rows[0]["value"] == 1.5 for file in files)
+        assert all(load_results(file)[0].rows[0]["value"] == 1.5 for file in files)
     cache = FeatureCache(tmp_path / "first" / "cache")
     path = cache.path(encoder, source)
     data = path.read_bytes()

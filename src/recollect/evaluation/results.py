@@ -123,7 +123,7 @@ def check_place(path: Path | None) -> None:
         (path.is_file() and path.suffix != ".json", f"--out {path}: is a file. Name a folder, or a .json file."),
     )
     if path.is_file():
-        _load_together(path)
+        load_results(path)
 
 
 def joint_identity(results: Iterable[Result]) -> str:
@@ -141,23 +141,8 @@ def save_together(results: Sequence[Result], path: Path) -> None:
     new = {result.identity for result in results}
     make_folder(path.parent)
     with locked(path.with_name(f".{path.name}.lock")):  # other evaluations may add to it at the same time
-        others = [result for result in _load_together(path) if result.identity not in new] if path.exists() else []
+        others = [result for result in load_results(path) if result.identity not in new] if path.exists() else []
         write_json(path, [result.as_json() for result in (*others, *results)])
-
-
-def _load_together(path: Path) -> list[Result]:
-    """Read a file written by `save_together`."""
-    with user_errors(f"{path}: exists and is not a file of results. Name another, or move it", TypeError):
-        return [_result(value, path) for value in read_json(path)]
-
-
-def load_result(path: str | Path) -> Result:
-    """Read one result file.
-
-    Raises:
-        UserError: no such file, not JSON, or not a result of this format.
-    """
-    return _result(read_json(path), path)
 
 
 def _result(value: Any, path: str | Path) -> Result:
@@ -168,12 +153,18 @@ def _result(value: Any, path: str | Path) -> Result:
         return Result(**{key: item for key, item in value.items() if key != "format"})
 
 
-def load_results(folder: str | Path) -> list[Result]:
-    """Read every result in ``folder``, sorted by file name."""
-    paths = sorted(Path(folder).glob("*.json"))
+def load_results(place: str | Path) -> list[Result]:
+    """Read the results in a folder's .json files, sorted by file name, or in one .json file.
+
+    Raises:
+        UserError: no such file, or one that is not JSON or not of this format.
+    """
+    place = Path(place)
+    paths = sorted(place.glob("*.json")) if place.is_dir() else [place]
     if not paths:
-        raise UserError(f"{folder}: no result files (*.json)")
-    return [load_result(path) for path in paths]
+        raise UserError(f"{place}: no result files (*.json)")
+    values = ((path, read_json(path)) for path in paths)
+    return [_result(each, path) for path, value in values for each in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(frozen=True)
