@@ -16,7 +16,9 @@ from threadpoolctl import threadpool_limits
 
 from recollect.core.files import write_json
 from recollect.core.progress import output
+from recollect.core.validation import check_number
 from recollect.index import Index, Rows
+from recollect.index.stores.ivf import MIN_VECTORS
 from recording import script_options, this_command, where
 
 
@@ -111,6 +113,7 @@ def measure(index: Index, options: Options) -> dict[str, float]:
 
 def main(options: Options) -> None:
     """Measure, print and write."""
+    check_number("--rows", options.rows, least=MIN_VECTORS)  # smaller indexes are not accelerated
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder, threadpool_limits(options.threads):
         import faiss
