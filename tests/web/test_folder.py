@@ -217,6 +217,15 @@ def test_deleted_pictures_return_after_the_folder_was_read_again(photos, opened)
     assert sorted(photos.rglob("*.png")) == sorted([*before, photos / "later.png"])
 
 
+def test_a_picture_whose_file_was_taken_out_of_the_trash_is_not_offered(photos, opened):
+    page = wait_filled(opened(photos))
+    gone, other = (tile["id"] for tile in page.list()["tiles"][:2])
+    assert page.call("/api/selection/act", {"kind": "delete", "ids": [gone, other]})[0] == 200
+    (file,) = Index.open(page.session.library.index.address).pictures([gone])[0].files
+    Path(file.path).unlink()
+    assert [each["id"] for each in page.call("/api/removed")[1]["tiles"]] == [other]
+
+
 @pytest.mark.parametrize("table", ["metadata.csv", "table.csv"])
 def test_deleted_pictures_of_a_table_with_ids_return_under_their_names(photos, tmp_path, table):
     files = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))

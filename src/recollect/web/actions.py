@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.index.export import CocoKind, export_index
+from recollect.index.picture import TRASH, File, Picture
 from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, path_before_trash, trash_folder
 from recollect.web.folder import absolute
 from recollect.web.label_store import LabelStore
@@ -138,6 +139,14 @@ class Actions:
                 index.restore([id for id in done.ids if id in removed])
             self._done.pop()
             return undone
+
+    def removed(self) -> list[Picture]:
+        """Return the removed pictures that can be restored: not those whose files are gone from the trash."""
+
+        def is_left(file: File) -> bool:
+            return file.in_trash or Path(file.path).parent.name != TRASH
+
+        return [each for each in self.library.index.removed() if not each.files or any(map(is_left, each.files))]
 
     def restore(self, ids: Sequence[str]) -> None:
         """Restore removed pictures, and move their files back from the trash.

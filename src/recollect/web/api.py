@@ -413,7 +413,7 @@ def removed_pictures(session: Opened) -> dict[str, Any]:
     return {
         "tiles": [
             {"id": each.id, "name": each.files[0].key if each.files else each.id}
-            for each in session.library.index.removed()
+            for each in session.actions.removed()
         ]
     }
 
