@@ -412,8 +412,7 @@ def removed_pictures(session: Opened) -> dict[str, Any]:
     """Return the pictures that the user removed from the library."""
     return {
         "tiles": [
-            {"id": each.id, "name": each.files[0].key if each.files else each.id}
-            for each in session.actions.removed()
+            {"id": each.id, "name": each.files[0].key if each.files else each.id} for each in session.actions.removed()
         ]
     }
 
