@@ -1,5 +1,7 @@
 """Saved models open in plain transformers and give the same embeddings."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,8 @@ def test_embedding_does_not_affect_saved_files(captions, tmp_path):
     encoder.save(tmp_path / "after")
     for file in (tmp_path / "before").iterdir():
         assert (tmp_path / "after" / file.name).read_bytes() == file.read_bytes()
+    listed = list(json.loads((tmp_path / "after" / "checksums.json").read_text())["files"])
+    assert listed == sorted(listed), "the order of a set differs between processes"
 
 
 def test_saving_never_overwrites_an_existing_folder(captions, tmp_path):

@@ -32,7 +32,7 @@ def write_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path
     """
     known, changed = read_checksums(folder), {_name(folder, file) for file in changing}
     found: dict[str, Any] = {}
-    for file in (*files, *(folder / name for name in changed)):
+    for file in (*files, *(folder / name for name in sorted(changed))):
         name = _name(folder, file)
         if name in known and name not in changed:
             found[name] = known[name]
@@ -44,7 +44,7 @@ def write_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path
 
 def write_folder_checksums(folder: Path) -> None:
     """Write the checksums of all files directly in a folder except ``README.md``, which users may edit."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in (CHECKSUMS, "README.md"))
+    files = (file for file in folder.iterdir() if file.is_file() and file.name not in (CHECKSUMS, "README.md"))
     write_checksums(folder, (), files)
 
 
