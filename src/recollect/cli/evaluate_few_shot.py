@@ -200,7 +200,7 @@ def _print_gains(frame: pd.DataFrame, methods: list[str]) -> None:
         of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
         say("")
         say(f"{model} minus {models[0]}, {of}, ± over {draws} common draws")
-        show_table(("method", *(f"{k} shots" for k in every), "fewer shots by"), rows)
+        show_table(("method", *(counted(k, "shot") for k in every), "fewer shots by"), rows)
 
 
 def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> None:
@@ -232,7 +232,7 @@ def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
     over = f", mean ± standard deviation (n - 1) over {draws} draws of the shots" if draws > 1 else ""
     say("")
     say(f"{title}: {' or '.join(frame['metric'].unique())} in percent{over}")
-    show_table(("method", *([f"{k} {'shot' if k == 1 else 'shots'}" for k in shots] or ["accuracy"])), rows)
+    show_table(("method", *([counted(int(k), "shot") for k in shots] or ["accuracy"])), rows)
     _trust_table(frame, int(shots[-1]) if shots else 0)
 
 
