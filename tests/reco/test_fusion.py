@@ -69,7 +69,7 @@ def test_empty_slots_have_no_effect():
 
 
 def start_value(start, gate, tokens):
-    """Compute the start one sample at a time: the embedding, the mean, or the gated mixture."""
+    """Compute the start one sample at a time: the embedding or the gated mixture."""
     results = []
     for sample in tokens:
         own, read = sample[0], [row for row in sample[1:] if row.abs().max() > 0]
@@ -77,8 +77,6 @@ def start_value(start, gate, tokens):
         direction = total / total.norm() if len(read) else total
         if start == "embedding":
             results.append(own)
-        elif start == "mean":
-            results.append((own + total) / (own + total).norm())
         else:
             weight = 1 / (1 + math.exp(-gate))
             results.append(2 * (1 - weight) * own + 2 * weight * direction)
@@ -86,7 +84,7 @@ def start_value(start, gate, tokens):
 
 
 @given(
-    width=st.sampled_from([8, 64, 128, 192]), start=st.sampled_from(["embedding", "mean", "gate"]),
+    width=st.sampled_from([8, 64, 128, 192]), start=st.sampled_from(["embedding", "gate"]),
     slots=st.integers(1, 6), empty=st.integers(0, 4), gate=st.floats(-3, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_a_block_adds_the_correction_of_the_full_block_to_every_start(width, start, slots, empty, gate, seed):
@@ -114,7 +112,7 @@ def test_search_and_read_select_the_modalities(search, read):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
-@pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "mean"), ("text", "embedding")])
+@pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "gate"), ("text", "embedding")])
 def test_a_saved_fusion_opens_unchanged(tmp_path, kind, modalities, start):
     settings = FusionSettings(64, kind, "cross", "uni", modalities, start)
     fusion = randomized(FusionModule(settings, "model-a", {"k": 7}))

@@ -237,6 +237,32 @@ def test_a_trained_fusion_uses_index_rows_of_new_concepts(world, tmp_path):
     assert {"refined_loss", "image_loss", "text_loss", "scale"} <= set(lines[0])
 
 
+@pytest.mark.parametrize("modality", ["image", "text"])
+def test_the_balanced_weight_gives_both_parts_equal_spread(on_disk, pairs, modality):
+    some, everything = pairs(12, first=30), pairs(40)
+    found = find_neighbors(some, on_disk, FusionSettings(16), 5)
+    weight = learning.balanced_weight(found, modality)
+    own, others = (some.images, some.texts) if modality == "image" else (some.texts, some.images)
+    taken = ["text" if modality == "image" else "image"]
+    read = loop_neighbors(some, everything, modality, taken, own, 5, 0.94, "image").sum(axis=1, dtype=np.float64)
+    read /= np.linalg.norm(read, axis=1, keepdims=True)
+    spreads = [np.std(part.astype(np.float64) @ others.T.astype(np.float64), axis=0).mean() for part in (own, read)]
+    assert (1 - weight) * spreads[0] == pytest.approx(weight * spreads[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [None, 0.2])
+def test_a_gate_starts_at_its_weight(world, tmp_path, weight):
+    train, _, memory = world
+    still = Optimizer(1e-6, weight_decay=0.0, warmup=0.0)
+    recipe = recipe_of(memory, epochs=1, fusion=FusionSettings(1), weight=weight, optimizer=still)
+    fusion = FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu"))
+    neighbors = Neighbors.open(tmp_path / "run.neighbors" / "neighbors.safetensors")
+    for modality, block in fusion.blocks.items():
+        expected = weight or learning.balanced_weight(neighbors, modality)
+        assert block.gate.sigmoid().item() == pytest.approx(expected, abs=1e-3)
+    assert abs(learning.balanced_weight(neighbors, "image") - 0.5) > 1e-2, "must differ from an untouched gate"
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"newness": Newness("offsets"), "mask": "both", "fusion": FusionSettings(1)}],

@@ -37,8 +37,8 @@ def train(folder, out, *words):
         ((), "gate", "caption", ("offsets", 2.0, 0.5), "image", 1e-4),
         (("--preset", "paper"), "embedding", "none", ("none", 2.0, 0.5), "searched", 1e-3),
         (
-            ("--preset", "paper", "--start", "mean", "--mask", "both", "--newness", "offsets", "--learning-rate", 0.01),
-            "mean", "both", ("offsets", 2.0, 0.5), "searched", 0.01,
+            ("--preset", "paper", "--start", "gate", "--mask", "both", "--newness", "offsets", "--learning-rate", 0.01),
+            "gate", "both", ("offsets", 2.0, 0.5), "searched", 0.01,
         ),
         (("--newness", "none", "--mask", "none"), "gate", "none", ("none", 2.0, 0.5), "image", 1e-4),
     ],
@@ -86,7 +86,7 @@ def parse_command(monkeypatch):
         ("--preset", "paper", "--limit", 9, "--split", "train"),
         ("--epochs", 3, "--batch-size", 7, "--chunk", 3, "--seed", 4),
         ("--newness", "none", "--search", "cross", "--read", "both", "--max-score", 1.5, "--k", 2),
-        ("--newness", "offsets", "--mask", "id", "--start", "mean"),
+        ("--newness", "offsets", "--mask", "id", "--start", "gate", "--weight", 0.2),
         ("--learning-rate", 0.1, "--weight-decay", 0.2, "--log-every", 3, "--checkpoint-every", 4),
     ],
 )

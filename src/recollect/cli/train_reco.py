@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 _SAME = (
-    "index", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit", "epochs"
+    "index", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "weight", "max_score", "limit",
+    "epochs",
 )  # fmt: skip
 """Options with the same name as a field of the recipe."""
 
@@ -44,9 +45,12 @@ class TrainReco:
     preset: Literal["reading", "paper"] = "reading"
     """Defaults of --start, --mask, --newness and --learning-rate: the best on held-out concepts (reading), or those of
     the paper."""
-    start: Annotated[Literal["embedding", "mean", "gate"] | None, Arg(rare=True)] = None
-    """Starting point that the fusion block corrects: the embedding, its mean with the retrieved rows, or a mixture of
-    both with a learned weight (gate). Default: gate; embedding with --preset paper."""
+    start: Annotated[Literal["embedding", "gate"] | None, Arg(rare=True)] = None
+    """Starting point that the fusion block corrects: the embedding, or its mixture with the mean of the retrieved rows,
+    with a learned weight (gate). Default: gate; embedding with --preset paper."""
+    weight: Annotated[float | None, Arg(rare=True)] = None
+    """Initial weight of the retrieved rows with --start gate, between 0 and 1. Default: they vary scores as much as the
+    embedding does."""
     mask: Annotated[Literal["none", "caption", "id", "both"] | None, Arg(rare=True)] = None
     """Pairs that are not negatives of each other: those with equal captions, those with the same id and several
     captions, both, or none. Default: caption; none with --preset paper."""

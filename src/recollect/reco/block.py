@@ -30,10 +30,9 @@ FusionKind = Literal["transformer", "mean", "mlp"]
 Read = Literal["cross", "uni", "both"]
 """Modality read from each neighbor: the one the query is not (RECO), the query's, or both as two tokens."""
 
-Start = Literal["embedding", "mean", "gate"]
-"""Output of an untrained block, to which training adds a correction: the embedding (the paper's); the mean of the
-embedding and its neighbors; or a mixture of the embedding and the mean of its neighbors, whose learned weight starts at
-one half."""
+Start = Literal["embedding", "gate"]
+"""Output of an untrained block, to which training adds a correction: the embedding (the paper's), or a mixture of the
+embedding and the mean of its neighbors, whose weight is learned."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,7 @@ class FusionBlock(nn.Module):
     returns its ``start``, where ``x_0`` is the embedding, ``x_j`` are its neighbors, and ``n`` normalizes::
 
         embedding:  x_0                                              (RECO)
-        mean:       n(x_0 + Σ_j x_j)
-        gate:       2 (1 − w) x_0 + 2 w n(Σ_j x_j),  w = σ(gate),    gate learned from 0
+        gate:       2 (1 − w) x_0 + 2 w n(Σ_j x_j),  w = σ(gate),    learned
     """
 
     def __init__(self, width: int, start: Start = "embedding") -> None:
@@ -111,6 +109,10 @@ class FusionBlock(nn.Module):
         for linear in (self.output, self.down):
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
+
+    def set_weight(self, weight: float) -> None:
+        """Set the weight of the neighbors in the mixture, between 0 and 1."""
+        nn.init.constant_(self.gate, math.log(weight / (1 - weight)))
 
     def forward(self, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
         """Return token 0 after the block.
@@ -137,8 +139,6 @@ class FusionBlock(nn.Module):
         """Return the output of an untrained block."""
         if self.start == "embedding":
             return tokens[:, 0]
-        if self.start == "mean":
-            return functional.normalize(tokens.sum(dim=1), dim=1)
         weight = self.gate.sigmoid()
         return 2 * (1 - weight) * tokens[:, 0] + 2 * weight * functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
 

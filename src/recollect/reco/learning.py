@@ -20,7 +20,7 @@ from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import note
 from recollect.index import NEAR, By, Index
-from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 from recollect.reco.neighbors import Neighbors, ScoreOf, find_neighbors
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
@@ -58,6 +58,7 @@ class FusionRecipe(Recipe):
         index: address of the index to read: a folder, or milvus://host:port/collection.
         terms: terms of the loss; those of modalities that are not refined are ignored.
         k: number of pictures each embedding reads (see `RetrievalEnhancedEncoder`).
+        weight: initial weight of the retrieved vectors with start ``gate`` (default: `balanced_weight`).
         max_score: skip pictures with at least this cosine to a training pair.
         score_of: the cosine that ``max_score`` limits.
         mask: which pairs of a batch are not negatives of each other.
@@ -70,6 +71,7 @@ class FusionRecipe(Recipe):
     index: str = ""
     terms: tuple[LossTerm, ...] = TERMS
     k: int = 10
+    weight: float | None = None
     max_score: float = NEAR
     score_of: ScoreOf = "image"
     mask: Mask = "caption"
@@ -90,6 +92,8 @@ class FusionRecipe(Recipe):
             if value is not None:
                 check_number(option, value, least=1)
         check_number("--max-score", self.max_score, least=-1)
+        if self.weight is not None:
+            check_number("--weight", self.weight, above=0, below=1)
         self.newness.check()
         terms, modalities = " ".join(self.terms), self.fusion.modalities
         refuse(
@@ -218,12 +222,36 @@ def train_fusion(
             "newness": asdict(recipe.newness),
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
+        for modality, block in fusion.blocks.items():
+            if not saved and isinstance(block, FusionBlock) and block.start == "gate":
+                block.set_weight(
+                    recipe.weight or balanced_weight(neighbors, "image" if modality == "image" else "text")
+                )
         towers = FusionTowers(fusion.train())
         feed = _feed(neighbors, recipe, process)
         objective = FusionObjective(recipe.active_terms, scale)
         return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts(), _SUBJECT)
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
+
+
+def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> float:
+    """Return the weight at which the mean of the neighbors varies scores as much as the embedding does.
+
+    A score is the product with an embedding of the other modality. In a model whose texts are closer to each other than
+    to their images, the vectors read by images vary scores several times more than the images do, and equal weights
+    would leave little of the model's own judgment.
+
+    Args:
+        neighbors: training pairs and what they read.
+        modality: modality of the embeddings.
+        pairs: number of pairs to measure.
+    """
+    tokens = neighbors.tokens(modality, torch.arange(min(pairs, len(neighbors))))
+    others = neighbors.texts if modality == "image" else neighbors.images
+    parts = tokens[:, 0], nn.functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
+    own, read = (float((part @ others[: len(tokens)].T).std(dim=0, correction=0).mean()) for part in parts)
+    return own / (own + read) if own and read else 0.5
 
 
 def _stored_neighbors(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:

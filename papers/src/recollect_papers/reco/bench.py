@@ -133,6 +133,7 @@ class Bench:
             fusion=settings,
             index=str(self.memory_of(arm.share)),
             k=arm.k,
+            weight=0.5,
             epochs=learning.epochs,
             checkpoint_every=10**9,
         )

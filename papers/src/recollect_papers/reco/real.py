@@ -10,7 +10,6 @@ every mode is shown.
 fusions, and shows the effect of the block's correction.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -271,7 +270,7 @@ class _Bench:
             fusion = FusionModule(FusionSettings(self.model.width, "mean" if way.weight is None else "transformer"))
             for block in _blocks(fusion):
                 assert way.weight is not None
-                nn.init.constant_(block.gate, math.log(way.weight / (1 - way.weight)))
+                block.set_weight(way.weight)
             return fusion
         memory = Path(self._folder.name) / "memory"
         if not memory.exists():
