@@ -14,7 +14,7 @@ from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import load_results
 from recollect.index import Index, IngestOptions
 from recollect.models import load_model
-from recollect.reco.block import FusionModule
+from recollect.reco.block import FusionModule, mean_fusion
 from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
 
 
@@ -85,6 +85,21 @@ def test_the_mean_refines_images_by_default(recollect, model, index, fusion, sha
         recollect(*words, "--fusion", name, "--out", file)
         modes[name] = figures(file)["settings"]["reads"]["mode"]
     assert modes == {"mean": "image", fusion: "both"}
+
+
+def test_the_weight_of_a_mean_lies_between_the_embedding_and_what_is_read(recollect, model, index, shapes, tmp_path):
+    words = ("evaluate", "zero-shot", model, "--data", shapes)
+    reading = ("--index", index, "--k", 5, "--fusion", "mean", "--mode", "both")
+    recollect(*words, *reading, "--weight", 0.2, "--out", tmp_path / "out.json")
+    assert figures(tmp_path / "out.json")["model"].endswith("weight 0.2")
+    base, texts = load_model(model), ["a white cross", "a dark ring"]
+    own = base.embed_texts(texts)
+    fusions = [mean_fusion(base.width, weight) for weight in (0.01, 0.99)]
+    encoders = [RetrievalEnhancedEncoder(base, Index.open(index), fusion, "both", 5) for fusion in fusions]
+    near_own, near_read = (encoder.embed_texts(texts) for encoder in encoders)
+    read = torch.nn.functional.normalize(torch.from_numpy(encoders[0].read("text", own)).sum(dim=1), dim=1)
+    torch.testing.assert_close(near_own, own, atol=0.05, rtol=0)
+    torch.testing.assert_close(near_read, read, atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("protocol", ["few-shot", "probe", "retrieval"])

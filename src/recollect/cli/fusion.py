@@ -23,6 +23,9 @@ class FusionOptions:
     """Fusion to use with --index: OUT/model of `recollect train reco`, or `mean`, the mean with the retrieved rows."""
     mode: Annotated[Literal["image", "text", "both"] | None, Arg(rare=True)] = None
     """Embeddings to refine: image, text, or both (default: those that the fusion was trained for; image for `mean`)."""
+    weight: Annotated[float | None, Arg(rare=True)] = None
+    """Weight of the retrieved rows with `--fusion mean`, between 0 and 1 (default: the plain mean). A smaller weight
+    keeps more of the model's own ranking."""
     k: int | None = None
     """Rows to retrieve per embedding (default: as in the training of the fusion; 10 for `mean`)."""
     read_where: Annotated[str | None, Arg(rare=True)] = None
@@ -44,7 +47,9 @@ class FusionOptions:
         incomplete = self.given and (self.index is None or self.fusion is None)
         refuse((incomplete, "--index and --fusion: give both, the index and the fusion trained on it."))
         if not self.given:
-            warn_unused(self, "mode", "k", "read_where", "near", why="only used with --index")
+            warn_unused(self, "mode", "weight", "k", "read_where", "near", why="only used with --index")
+        elif self.fusion != "mean":
+            warn_unused(self, "weight", why="only used with --fusion mean")
         if self.near is not None:
             check_number("--near", self.near, above=0, most=1)
 
@@ -73,13 +78,14 @@ class FusionOptions:
             return encoder
         from recollect.evaluation.features import image_features
         from recollect.index import Index
-        from recollect.reco.block import FusionModule, FusionSettings
+        from recollect.reco.block import FusionModule, mean_fusion
         from recollect.reco.encoder import RetrievalEnhancedEncoder
 
         index = Index.open(self.index)
         mean = self.fusion == "mean"
-        fusion = FusionModule(FusionSettings(encoder.width, "mean")) if mean else FusionModule.open(self.fusion)
-        reading = RetrievalEnhancedEncoder(encoder, index, fusion, self.mode, self.k, self.read_where)
+        fusion = mean_fusion(encoder.width, self.weight) if mean else FusionModule.open(self.fusion)
+        mode = self.mode or ("image" if mean else None)
+        reading = RetrievalEnhancedEncoder(encoder, index, fusion, mode, self.k, self.read_where)
         if self.near is not None and tested is not None:
             left_out = index.near(image_features(encoder, tested, cache).images, self.near)
             count = f"{len(left_out):,} of {len(index):,} pictures in {index.address}"
@@ -96,6 +102,7 @@ class FusionOptions:
             return model
         extra = f", where {self.read_where}" if self.read_where else ""
         extra += f", near {self.near:g}" if self.near else ""
+        extra += f", weight {self.weight:g}" if self.weight else ""
         fusion = f"{public_place(str(self.fusion))} {read['fusion'][:8]}"
         return f"{model} + {read['index']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
 

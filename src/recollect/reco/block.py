@@ -17,6 +17,7 @@ from torch.nn import functional
 from recollect.core.checksums import check_checksums, write_folder_checksums
 from recollect.core.errors import UserError, one_line
 from recollect.core.files import fresh_folder, read_json, write_json
+from recollect.core.validation import check_number
 from recollect.index import By
 
 _WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"
@@ -248,3 +249,24 @@ class FusionModule(nn.Module):
             raise UserError(words) from error
         check_checksums(folder)
         return fusion.eval()
+
+
+def mean_fusion(width: int, weight: float | None = None) -> FusionModule:
+    """Return a fusion without learned weights.
+
+    Args:
+        width: embedding width.
+        weight: weight of the mean of the neighbors in its mixture with the embedding, between 0 and 1 (`FusionBlock`).
+            By default, the plain mean of the embedding and its neighbors (RECO, Table 3).
+
+    Raises:
+        UserError: the weight is out of range.
+    """
+    if weight is None:
+        return FusionModule(FusionSettings(width, "mean"))
+    check_number("--weight", weight, above=0, below=1)
+    fusion = FusionModule(FusionSettings(width))
+    for block in fusion.blocks.values():
+        assert isinstance(block, FusionBlock)
+        block.set_weight(weight)
+    return fusion.eval()
