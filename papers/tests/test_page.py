@@ -10,8 +10,11 @@ import pytest
 from recollect.cli.parser import parse
 from recollect.core.errors import UserError
 from recollect_papers import cli
+from recollect_papers.engine import TableStudy
+from recollect_papers.measurements import Measurements
 from recollect_papers.page import fill_page
 from recollect_papers.run_study import RunStudy
+from recollect_papers.studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
@@ -123,3 +126,19 @@ def test_reports_contain_the_command_that_reproduces_them(tmp_path):
         "recollect-papers reco/figure-2 --scale full --data 'a.parquet?split=test' glyphs:scenes --seeds 2 "
         "--search.episode.k 8"
     )
+
+
+def test_committed_tables_are_those_that_their_studies_form_from_the_measurements():
+    formed = 0
+    for file in RESULTS.rglob("*.json"):
+        kept = json.loads(file.read_text())
+        study = STUDIES[kept["name"]].load() if isinstance(kept, dict) and kept.get("name") in STUDIES else None
+        if isinstance(study, TableStudy) and kept["measured"]:
+            tables, notes = study.form(Measurements.from_json(kept["measured"]))
+            expected = [
+                (each["title"], each["columns"], each["rows"], each.get("notes", [])) for each in kept["tables"]
+            ]
+            found = [(each.title, [*each.columns], [[*row] for row in each.rows], [*each.notes]) for each in tables]
+            assert (found, list(notes)) == (expected, kept["notes"]), file
+            formed += 1
+    assert formed > 30
