@@ -150,7 +150,7 @@ def test_an_unsupported_export_fails_before_writing_anything(parts, encoder, tmp
 def test_the_exported_reading_matches_the_fusion(parts, read):
     model, index = load_model(parts / "model"), Index.open(parts / "index")
     torch.manual_seed(0)
-    fusion = FusionModule(FusionSettings(model.width, read=read, start="mean"), model.fingerprint)
+    fusion = FusionModule(FusionSettings(model.width, read=read, start="gate"), model.fingerprint)
     reading = RetrievalEnhancedEncoder(model, index, fusion, "both", 3, "number < 16")
     for modality in ("image", "text"):
         queries = torch.from_numpy(unit(5, 7, model.width))
