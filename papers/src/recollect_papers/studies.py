@@ -92,7 +92,7 @@ STUDIES: dict[str, Study] = {
     "reco/table-4": Study("reco.tables", "table_4", "fusion of images, texts or both, in each mode"),
     "reco/real": Study("reco.real", "real", "an index with knowledge the model lacks, on strong towers", pictures=True),
     "reco/reading": Study(
-        "reco.real", "reading", "why the learned gate loses to a mean on strong towers", pictures=True
+        "reco.real", "reading", "weights and learning rates of fusions on strong towers", pictures=True
     ),
     "reco/figure-2": Study("reco.tables", "figure_2", "search and fusion as a diagram"),
     "reco/figure-3": Study("reco.tables", "figure_3", "longer training, index size, and number of retrieved rows"),
