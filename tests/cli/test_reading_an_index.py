@@ -190,6 +190,7 @@ def test_near_duplicates_of_test_images_are_left_out(recollect, check_error, mod
         (["--index", "INDEX", "--fusion", "FUSION", "--k", "61"], "k = 61"),
         (["--index", "INDEX", "--fusion", "FUSION", "--k", "0"], "k = 0"),
         (["--index", "INDEX", "--fusion", "FUSION", "--near", "3"], "--near 3"),
+        (["--index", "NOWHERE", "--fusion", "mean", "--weight", "1"], "--weight 1"),
         (["--index", "INDEX", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "satisfies shape = 'x'"),
         (["--index", "INDEX", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
         (["--index", "OTHER", "--fusion", "FUSION"], "is another model"),

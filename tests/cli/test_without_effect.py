@@ -12,6 +12,8 @@ IDLE = (
     (("evaluate", "zero-shot", "m/m"), ("--copies", "b=c")),
     (("evaluate", "zero-shot", "m/m"), ("--form", "clip-benchmark")),
     (("evaluate", "zero-shot", "m/m"), ("--k", "3")),
+    (("evaluate", "zero-shot", "m/m", "--index", "i", "--fusion", "f"), ("--weight", "0.2")),
+    (("train", "reco", "--index", "i", "--data", "none.csv", "--preset", "paper"), ("--weight", "0.2")),
     (("evaluate", "probe", "m/m"), ("--templates", "t.txt")),
     (("evaluate", "probe", "m/m"), ("--prefix", "label")),
     (("evaluate", "probe", "m/m", "--within", "test"), ("--query", "val")),

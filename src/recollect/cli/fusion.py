@@ -50,6 +50,8 @@ class FusionOptions:
             warn_unused(self, "mode", "weight", "k", "read_where", "near", why="only used with --index")
         elif self.fusion != "mean":
             warn_unused(self, "weight", why="only used with --fusion mean")
+        if self.weight is not None:
+            check_number("--weight", self.weight, above=0, below=1)
         if self.near is not None:
             check_number("--near", self.near, above=0, most=1)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recollect.cli.parser import Arg, options_of, say, settings_text
+from recollect.cli.parser import Arg, options_of, say, settings_text, warn_unused
 from recollect.core.paths import check_writable
 from recollect.core.validation import refuse
 from recollect.training.options import Data, Model, ObjectiveOptions
@@ -104,6 +104,8 @@ class TrainReco:
             check_model_place(self.model)
         recipe = self.recipe()
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
+        if recipe.fusion.start != "gate":
+            warn_unused(self, "weight", why="only used with --start gate")
         check_writable(self.out, "--out", "folder")
         check_free(self.out, self.resume)
         if not self.resume:
