@@ -38,6 +38,7 @@ class Family:
         alphas: alphas to choose from; empty without context.
         seeds: number of seeds for testing.
         steps: numbers of steps to choose from.
+        stage_rates: learning rates of the image tower's last stage to choose from; empty if it is locked.
         labels: train on labels too.
     """
 
@@ -47,15 +48,18 @@ class Family:
     alphas: Sequence[float] = ()
     seeds: int = 5
     steps: Sequence[int] = STEPS
+    stage_rates: Sequence[float] = ()
     labels: bool = False
 
     def candidates(self) -> dict[str, HeadRecipe]:
         """Return the recipes to choose from, by name."""
         return {
-            f"{count} steps" + (f", alpha {alpha}" if alpha else ""): replace(self.recipe, steps=count, alpha=alpha)
+            f"{count} steps" + (f", alpha {alpha}" if alpha else "") + (f", rate {rate:g}" if rate else ""):
+            replace(self.recipe, steps=count, alpha=alpha, stage_rate=rate)
+            for rate in (self.stage_rates or (None,))
             for alpha in (self.alphas or (None,))
             for count in self.steps
-        }
+        }  # fmt: skip
 
     def training(self, roles: Roles) -> tuple[str, ...]:
         """Return the names of the training sets."""
@@ -103,14 +107,16 @@ VARIATIONS = (
     Family("SigLIP, batch 8,192, context", HeadRecipe(batch=8192), "SigLIP, batch 8,192", _ALPHA, **_HUGE),
 )  # fmt: skip
 """Arms of ``lixp/variations``: an MLP head (except LiT) with another loss, larger batches, or labels."""
-_STAGE_RATE = 1e-4
-_BRIEF: Mapping[str, Any] = {"seeds": 2, "steps": (100,)}
+_BRIEF: Mapping[str, Any] = {"seeds": 3, "steps": (100, 200)}
+_STAGE_RATES = (3e-5, 1e-4, 3e-4)
 UNLOCKED_FAMILIES = (
     Family("MLP head, locked", HeadRecipe(), **_BRIEF),
-    Family("MLP head, unlocked", HeadRecipe(stage_rate=_STAGE_RATE), "MLP head, locked", **_BRIEF),
-    Family("MLP head, unlocked, context", HeadRecipe(stage_rate=_STAGE_RATE), "MLP head, unlocked", _ALPHA, **_BRIEF),
+    Family("MLP head, unlocked", HeadRecipe(), "MLP head, locked", stage_rates=_STAGE_RATES, **_BRIEF),
+    Family(
+        "MLP head, unlocked, context", HeadRecipe(), "MLP head, unlocked", _ALPHA, stage_rates=_STAGE_RATES, **_BRIEF
+    ),
 )
-"""Arms of ``lixp/unlocked``, all with the same number of steps: a step takes seconds."""
+"""Arms of ``lixp/unlocked``. A step takes one to two seconds."""
 LESS = (
     "EfficientNet-Lite0 and MiniLM, locked; 14,000 photographs with captions (COCO); four testing sets of 160 px, two "
     "choosing sets; labels: ImageNet's names with features made from the tower's classifier"
@@ -141,7 +147,8 @@ def _measured(
         # Control: the baseline with the number of steps chosen for context.
         if family.alphas and (longer := replace(best[family.name], alpha=None)) != best[family.against]:
             controls[family.name] = control = f"{family.against}, as long as with context"
-            chosen[control] = f"{longer.steps} steps"
+            rate = f", rate {longer.stage_rate:g}" if longer.stage_rate else ""
+            chosen[control] = f"{longer.steps} steps{rate}"
             for seed in range(seeds):
                 found.take(runner.heads(control, longer, seed, "testing", training))
     for words, change in varied.items():
@@ -158,7 +165,8 @@ def _measured(
 
 def _small(family: Family) -> Family:
     recipe = replace(family.recipe, width=16, hidden=32, batch=64)
-    return replace(family, recipe=recipe, alphas=family.alphas[:1], seeds=2, steps=(5, 10))
+    return replace(family, recipe=recipe, alphas=family.alphas[:1], stage_rates=family.stage_rates[:1], seeds=2,
+                   steps=(5, 10))  # fmt: skip
 
 
 def _form(found: Measurements) -> TablesAndNotes:
@@ -235,7 +243,7 @@ def _measure_unlocked(options: StudyOptions) -> Measurements:
 
 
 _UNLOCKED = (
-    "EfficientNet-Lite0, its last stage trained at a learning rate of 0.0001, and MiniLM, locked; 14,000 photographs "
+    "EfficientNet-Lite0, its last stage trained, and MiniLM, locked; 14,000 photographs "
     "with captions (COCO); four testing sets of 160 px, two choosing sets"
 )
 unlocked = TableStudy("lixp/unlocked", _measure_unlocked, _form, worlds(_UNLOCKED))

@@ -25,7 +25,6 @@ from recollect_papers.store import content_key
 
 ImageHead = Literal["none", "linear", "mlp", "residual"]
 _WARMUP, _TEMPERATURE_RATE = 20, 1e-2
-_CHUNK = 256  # images per forward pass of the last stage
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class ImageSide(nn.Module):
         super().__init__()
         self.stage = None if stage is None else copy.deepcopy(stage).requires_grad_(recipe.stage_rate is not None)
         with torch.no_grad():
-            features = images if stage is None else torch.cat([stage(part) for part in images.split(_CHUNK)])
+            features = images if stage is None else stage(images)
         inputs = features.shape[1]
         self.kind, self.dropout = recipe.image, recipe.dropout
         self.mean, self.std = features.mean(0), features.std(0) + 1e-3
@@ -203,7 +202,7 @@ class FeatureModel(Encoder):
     def embed_images(self, images: Any) -> Float[Tensor, "n width"]:
         """Return unit-norm embeddings of features."""
         features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))
-        return F.normalize(torch.cat([self.image(part) for part in features.float().split(_CHUNK)]), dim=1)
+        return F.normalize(self.image(features.float()), dim=1)
 
     @torch.no_grad()
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
