@@ -14,7 +14,7 @@ from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import load_results
 from recollect.index import Index, IngestOptions
 from recollect.models import load_model
-from recollect.reco.block import FusionModule, mean_fusion
+from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
 
 
@@ -79,12 +79,12 @@ def test_zero_shot_with_an_index_matches_its_encoder(recollect, model, index, fu
 def test_the_mean_refines_images_by_default(recollect, model, index, fusion, shapes, tmp_path):
     """With both sides refined the mean names far fewer things (`results/reco/real.json`)."""
     words = ("evaluate", "zero-shot", model, "--data", shapes, "--index", index, "--k", 5)
-    modes = {}
-    for name in ("mean", fusion):
-        file = tmp_path / f"{len(modes)}.json"
-        recollect(*words, "--fusion", name, "--out", file)
-        modes[name] = figures(file)["settings"]["reads"]["mode"]
-    assert modes == {"mean": "image", fusion: "both"}
+    read = []
+    for number, options in enumerate((("mean",), ("mean", "--weight", 0.2), (fusion,))):
+        recollect(*words, "--fusion", *options, "--out", tmp_path / f"{number}.json")
+        reads = figures(tmp_path / f"{number}.json")["settings"]["reads"]
+        read.append((reads["kind"], reads["mode"]))
+    assert read == [("mean", "image"), ("mean", "image"), ("transformer", "both")]
 
 
 def test_the_weight_of_a_mean_lies_between_the_embedding_and_what_is_read(recollect, model, index, shapes, tmp_path):
@@ -94,7 +94,7 @@ def test_the_weight_of_a_mean_lies_between_the_embedding_and_what_is_read(recoll
     assert figures(tmp_path / "out.json")["model"].endswith("weight 0.2")
     base, texts = load_model(model), ["a white cross", "a dark ring"]
     own = base.embed_texts(texts)
-    fusions = [mean_fusion(base.width, weight) for weight in (0.01, 0.99)]
+    fusions = [FusionModule(FusionSettings(base.width, "mean", weight=weight)) for weight in (0.01, 0.99)]
     encoders = [RetrievalEnhancedEncoder(base, Index.open(index), fusion, "both", 5) for fusion in fusions]
     near_own, near_read = (encoder.embed_texts(texts) for encoder in encoders)
     read = torch.nn.functional.normalize(torch.from_numpy(encoders[0].read("text", own)).sum(dim=1), dim=1)

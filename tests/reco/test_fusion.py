@@ -100,6 +100,15 @@ def test_a_block_adds_the_correction_of_the_full_block_to_every_start(width, sta
     torch.testing.assert_close(block(tokens), expected, rtol=1e-9, atol=1e-9)
 
 
+@given(weight=st.floats(0.01, 0.99), slots=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_a_weighted_mean_is_the_start_of_a_gate(weight, slots, seed):
+    tokens = unit(3, slots, 64, seed=seed)
+    expected = functional.normalize(start_value("gate", math.log(weight / (1 - weight)), tokens), dim=1)
+    for kind in ("mean", "transformer"):
+        fusion = FusionModule(FusionSettings(64, kind, weight=weight)).double()
+        torch.testing.assert_close(fusion("image", tokens), expected, rtol=1e-6, atol=1e-6)  # the gate was a float32
+
+
 @pytest.mark.parametrize(
     ("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"), ("uni", "both")]
 )
@@ -114,7 +123,7 @@ def test_search_and_read_select_the_modalities(search, read):
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
 @pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "gate"), ("text", "embedding")])
 def test_a_saved_fusion_opens_unchanged(tmp_path, kind, modalities, start):
-    settings = FusionSettings(64, kind, "cross", "uni", modalities, start)
+    settings = FusionSettings(64, kind, "cross", "uni", modalities, start, 0.3)
     fusion = randomized(FusionModule(settings, "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))
     assert again.settings == fusion.settings

@@ -254,7 +254,7 @@ def test_the_balanced_weight_gives_both_parts_equal_spread(on_disk, pairs, modal
 def test_a_gate_starts_at_its_weight(world, tmp_path, weight):
     train, _, memory = world
     still = Optimizer(1e-6, weight_decay=0.0, warmup=0.0)
-    recipe = recipe_of(memory, epochs=1, fusion=FusionSettings(1), weight=weight, optimizer=still)
+    recipe = recipe_of(memory, epochs=1, fusion=FusionSettings(1, weight=weight), optimizer=still)
     fusion = FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu"))
     neighbors = Neighbors.open(tmp_path / "run.neighbors" / "neighbors.safetensors")
     for modality, block in fusion.blocks.items():

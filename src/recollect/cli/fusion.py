@@ -80,14 +80,15 @@ class FusionOptions:
             return encoder
         from recollect.evaluation.features import image_features
         from recollect.index import Index
-        from recollect.reco.block import FusionModule, mean_fusion
+        from recollect.reco.block import FusionModule, FusionSettings
         from recollect.reco.encoder import RetrievalEnhancedEncoder
 
         index = Index.open(self.index)
-        mean = self.fusion == "mean"
-        fusion = mean_fusion(encoder.width, self.weight) if mean else FusionModule.open(self.fusion)
-        mode = self.mode or ("image" if mean else None)
-        reading = RetrievalEnhancedEncoder(encoder, index, fusion, mode, self.k, self.read_where)
+        if self.fusion == "mean":
+            fusion = FusionModule(FusionSettings(encoder.width, "mean", weight=self.weight))
+        else:
+            fusion = FusionModule.open(self.fusion)
+        reading = RetrievalEnhancedEncoder(encoder, index, fusion, self.mode, self.k, self.read_where)
         if self.near is not None and tested is not None:
             left_out = index.near(image_features(encoder, tested, cache).images, self.near)
             count = f"{len(left_out):,} of {len(index):,} pictures in {index.address}"

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 _SAME = (
-    "index", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "weight", "max_score", "limit",
-    "epochs",
+    "index", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit", "epochs",
 )  # fmt: skip
 """Options with the same name as a field of the recipe."""
 
@@ -137,7 +136,7 @@ class TrainReco:
             model=Model(start=self.model or ""),
             data=Data(sources=self.data, split=self.split),
             objective=ObjectiveOptions(base="softmax"),
-            fusion=replace(preset.fusion, search=self.search, read=self.read, start=start),
+            fusion=replace(preset.fusion, search=self.search, read=self.read, start=start, weight=self.weight),
             optimizer=replace(preset.optimizer, weight_decay=self.weight_decay, **rate),
             mask=self.mask or preset.mask,
             newness=Newness(self.newness) if self.newness else preset.newness,

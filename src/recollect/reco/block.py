@@ -26,7 +26,7 @@ HEAD_WIDTH = 64
 """Width of an attention head."""
 
 FusionKind = Literal["transformer", "mean", "mlp"]
-"""RECO's block; the plain mean (Table 3); or a residual MLP of the same size without neighbors (Figure 3, left)."""
+"""RECO's block; a mean (Table 3); or a residual MLP of the same size without neighbors (Figure 3, left)."""
 
 Read = Literal["cross", "uni", "both"]
 """Modality read from each neighbor: the one the query is not (RECO), the query's, or both as two tokens."""
@@ -47,6 +47,9 @@ class FusionSettings:
         read: read the neighbors' vectors of the other modality (cross), of the query's (uni), or both.
         modalities: modalities whose embeddings are refined.
         start: output of an untrained transformer block.
+        weight: weight of the neighbors in the mixture (`mixed`), between 0 and 1. For kind ``mean``, None is the plain
+            mean of the embedding and all its neighbors; for start ``gate``, it is the initial weight (None: 0.5, or
+            measured on the training pairs by `train_fusion`).
     """
 
     width: int
@@ -55,12 +58,15 @@ class FusionSettings:
     read: Read = "cross"
     modalities: Literal["both", "image", "text"] = "both"
     start: Start = "gate"
+    weight: float | None = None
 
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
         if self.start not in get_args(Start):
             raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
+        if self.weight is not None:
+            check_number("weight", self.weight, above=0, below=1)
 
     def refines(self, modality: By) -> bool:
         """Return whether embeddings of a modality are refined."""
@@ -93,13 +99,19 @@ class FusionBlock(nn.Module):
 
         embedding:  x_0                                              (RECO)
         gate:       2 (1 − w) x_0 + 2 w n(Σ_j x_j),  w = σ(gate),    learned
+
+    Args:
+        width: embedding width.
+        start: output of an untrained block.
+        weight: initial w.
     """
 
-    def __init__(self, width: int, start: Start = "embedding") -> None:
+    def __init__(self, width: int, start: Start = "embedding", weight: float = 0.5) -> None:
         super().__init__()
         self.start = start
         if start == "gate":
             self.gate = nn.Parameter(torch.zeros(()))
+            self.set_weight(weight)
         self.heads = next(heads for heads in range(max(1, width // HEAD_WIDTH), 0, -1) if width % heads == 0)
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
@@ -134,14 +146,15 @@ class FusionBlock(nn.Module):
         read = torch.einsum("bhw,hsw->bhs", weights @ normed, self.value.weight.view(self.heads, size, width))
         attention = self.output(read.flatten(1) + self.value.bias)
         mlp = self.down(functional.gelu(self.up(self.norm_mlp(tokens[:, 0] + attention))))
-        return self._origin(tokens) + attention + mlp
+        start = tokens[:, 0] if self.start == "embedding" else 2 * mixed(tokens, self.gate.sigmoid())
+        return start + attention + mlp
 
-    def _origin(self, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
-        """Return the output of an untrained block."""
-        if self.start == "embedding":
-            return tokens[:, 0]
-        weight = self.gate.sigmoid()
-        return 2 * (1 - weight) * tokens[:, 0] + 2 * weight * functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
+
+def mixed(
+    tokens: Float[Tensor, "batch slots width"], weight: float | Float[Tensor, ""]
+) -> Float[Tensor, "batch width"]:
+    """Return ``(1 − w) x_0 + w n(Σ_j x_j)``: the mixture of embeddings and the normalized means of their neighbors."""
+    return (1 - weight) * tokens[:, 0] + weight * functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
 
 
 class _MlpFusion(nn.Module):
@@ -180,7 +193,9 @@ class FusionModule(nn.Module):
             if settings.refines(modality):
                 mlp = settings.kind == "mlp"
                 self.blocks[modality] = (
-                    _MlpFusion(settings.width) if mlp else FusionBlock(settings.width, settings.start)
+                    _MlpFusion(settings.width)
+                    if mlp
+                    else FusionBlock(settings.width, settings.start, settings.weight or 0.5)
                 )
 
     def forward(self, modality: By, tokens: Float[Tensor, "batch slots width"]) -> Float[Tensor, "batch width"]:
@@ -201,7 +216,8 @@ class FusionModule(nn.Module):
         if not self.settings.refines(modality):
             return functional.normalize(tokens[:, 0], dim=1)
         if self.settings.kind == "mean":  # RECO, Table 3, rows 5-8
-            return functional.normalize(tokens.sum(dim=1), dim=1)
+            weight = self.settings.weight
+            return functional.normalize(mixed(tokens, weight) if weight else tokens.sum(dim=1), dim=1)
         return functional.normalize(self.blocks[modality](tokens), dim=1)
 
     @property
@@ -249,24 +265,3 @@ class FusionModule(nn.Module):
             raise UserError(words) from error
         check_checksums(folder)
         return fusion.eval()
-
-
-def mean_fusion(width: int, weight: float | None = None) -> FusionModule:
-    """Return a fusion without learned weights.
-
-    Args:
-        width: embedding width.
-        weight: weight of the mean of the neighbors in its mixture with the embedding, between 0 and 1 (`FusionBlock`).
-            By default, the plain mean of the embedding and its neighbors (RECO, Table 3).
-
-    Raises:
-        UserError: the weight is out of range.
-    """
-    if weight is None:
-        return FusionModule(FusionSettings(width, "mean"))
-    check_number("--weight", weight, above=0, below=1)
-    fusion = FusionModule(FusionSettings(width))
-    for block in fusion.blocks.values():
-        assert isinstance(block, FusionBlock)
-        block.set_weight(weight)
-    return fusion.eval()

@@ -58,7 +58,6 @@ class FusionRecipe(Recipe):
         index: address of the index to read: a folder, or milvus://host:port/collection.
         terms: terms of the loss; those of modalities that are not refined are ignored.
         k: number of pictures each embedding reads (see `RetrievalEnhancedEncoder`).
-        weight: initial weight of the retrieved vectors with start ``gate`` (default: `balanced_weight`).
         max_score: skip pictures with at least this cosine to a training pair.
         score_of: the cosine that ``max_score`` limits.
         mask: which pairs of a batch are not negatives of each other.
@@ -71,7 +70,6 @@ class FusionRecipe(Recipe):
     index: str = ""
     terms: tuple[LossTerm, ...] = TERMS
     k: int = 10
-    weight: float | None = None
     max_score: float = NEAR
     score_of: ScoreOf = "image"
     mask: Mask = "caption"
@@ -92,8 +90,6 @@ class FusionRecipe(Recipe):
             if value is not None:
                 check_number(option, value, least=1)
         check_number("--max-score", self.max_score, least=-1)
-        if self.weight is not None:
-            check_number("--weight", self.weight, above=0, below=1)
         self.newness.check()
         terms, modalities = " ".join(self.terms), self.fusion.modalities
         refuse(
@@ -222,11 +218,9 @@ def train_fusion(
             "newness": asdict(recipe.newness),
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
-        for modality, block in fusion.blocks.items():
-            if not saved and isinstance(block, FusionBlock) and block.start == "gate":
-                block.set_weight(
-                    recipe.weight or balanced_weight(neighbors, "image" if modality == "image" else "text")
-                )
+        for modality, block in fusion.blocks.items() if not saved and settings.weight is None else ():
+            if isinstance(block, FusionBlock) and block.start == "gate":
+                block.set_weight(balanced_weight(neighbors, "image" if modality == "image" else "text"))
         towers = FusionTowers(fusion.train())
         feed = _feed(neighbors, recipe, process)
         objective = FusionObjective(recipe.active_terms, scale)

@@ -125,6 +125,7 @@ class Bench:
         settings = replace(arm.fusion, width=self.model.width, start=preset.fusion.start)
         if settings.kind == "mean":
             return FusionModule(settings)
+        settings = replace(settings, weight=0.5)
         recipe = replace(
             preset,
             data=Data(sources=tuple(source.name for source in self.training)),
@@ -133,7 +134,6 @@ class Bench:
             fusion=settings,
             index=str(self.memory_of(arm.share)),
             k=arm.k,
-            weight=0.5,
             epochs=learning.epochs,
             checkpoint_every=10**9,
         )

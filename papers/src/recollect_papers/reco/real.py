@@ -23,7 +23,7 @@ from torch import nn
 from recollect.core.types import Encoder
 from recollect.evaluation.results import summarize
 from recollect.index import Index, Rows
-from recollect.reco.block import FusionBlock, FusionModule, mean_fusion
+from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
 from recollect.reco.pairs import Pairs
@@ -267,7 +267,7 @@ class _Bench:
     def fusion(self, way: Way) -> FusionModule:
         """Return a fusion trained on the everyday pairs with these as index, or a mean."""
         if way.recipe is None:
-            return mean_fusion(self.model.width, way.weight)
+            return FusionModule(FusionSettings(self.model.width, "mean", weight=way.weight))
         memory = Path(self._folder.name) / "memory"
         if not memory.exists():
             _write(self.pairs, memory, self.model)
