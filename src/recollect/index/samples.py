@@ -13,7 +13,7 @@ from recollect.core.content import hash_of
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.images import BrokenImageError, downscale, pixel_digest, prepare_image
+from recollect.data.sources.images import BrokenImageError, pixel_digest, prepare_image
 from recollect.data.sources.reader import blocks_ahead
 from recollect.index.exif import picture_facts
 from recollect.index.options import IngestOptions
@@ -126,9 +126,8 @@ class SampleReader:
     ) -> ReadPicture:
         id = pixel_digest(sample.image)
         stored = self._stored(original, encoded, sample.image)
-        small = downscale(self.encoder, sample.image)
-        image = None if id in self.ids else prepare_image(self.encoder, small)
-        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(small), "folder": file.folder}
+        image = None if id in self.ids else prepare_image(self.encoder, sample.image)
+        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(sample.image), "folder": file.folder}
         said = {**self._said(sample), "exif": [facts["taken"], facts["camera"]]}
         return ReadPicture(id, replace(file, said=json.dumps(said, ensure_ascii=False)), facts, stored, image)
 

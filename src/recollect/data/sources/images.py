@@ -133,18 +133,6 @@ def prepare_image(encoder: Encoder, image: ImageLike) -> ImageLike:
     return pixels.view(PreparedPixels)
 
 
-def downscale(encoder: Encoder, image: ImageLike) -> ImageLike:
-    """Downscale a large picture by averaging pixels, to no less than an encoder needs (`ImageTransform.needed`).
-
-    This saves bicubic resizing of a whole photograph, which takes half as long as decoding it, and changes cosines by
-    0.0005 to 0.001 (64 pictures of 12 megapixels).
-    """
-    needed = getattr(getattr(encoder, "transform", None), "needed", 0)
-    if needed and isinstance(image, Image.Image) and (factor := min(image.size) // needed) >= 2:
-        return image.reduce(factor)
-    return image
-
-
 def find_images(folder: Path) -> list[Path]:
     """Return all image files below ``folder``, sorted, without hidden files; ``folder`` may also be an image file.
 
