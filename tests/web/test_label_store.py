@@ -44,6 +44,7 @@ actions = st.lists(
     st.one_of(
         st.tuples(st.just("create"), st.sampled_from("abc")),
         st.tuples(st.just("mark"), st.integers(1, 3), st.sampled_from(["p", "q"]), st.sampled_from([-1, 0, 1])),
+        st.tuples(st.just("rename"), st.integers(1, 3), st.sampled_from("abcd")),
         st.tuples(st.just("drop"), st.integers(1, 3)),
         st.tuples(st.just("undo")),
         st.tuples(st.just("redo")),
@@ -115,6 +116,11 @@ def test_invalid_and_duplicate_class_names_are_rejected(tmp_path):
             labels.create(name)
     with pytest.raises(UserError, match="longer"):
         labels.create("tones", "x" * 201)
+    for name in ("TWO words", "", "x" * 201):
+        with pytest.raises(UserError):
+            labels.rename(2, name)
+    labels.rename(1, "Two Words")  # its own name in other letters
+    labels.undo()
     with pytest.raises(UserError):
         labels.mark(7, ["a"], 1)
     with pytest.raises(UserError, match="a mark must be"):

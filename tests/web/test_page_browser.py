@@ -174,10 +174,15 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     one.wait("document.querySelector('#about').hidden")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
-    Index.open(page.folder).remove(["red/0.png"])
+    page.call("/api/classes", {"name": "blues"})
+    page.call("/api/classes/2/marks", {"ids": ["blue/2.png", "blue/5.png"], "mark": 1})
+    one.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    one.contains("#facets", "blues2")  # counts in the sidebar follow marks, without a search
+    Index.open(page.folder).remove(["red/0.png", "blue/5.png"])
     for tab in (one, two):
         tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        tab.wait("document.querySelector('#status').textContent.startsWith('59 pictures')", seconds=20)
+        tab.wait("document.querySelector('#status').textContent.startsWith('58 pictures')", seconds=20)
+        tab.contains("#facets", "blues1")
     one.new_class("greens", "green")
     one.shows("green")
     one.clean()

@@ -1,4 +1,4 @@
-"""Labels in a real browser: removing with confirmation, and name conflicts."""
+"""Labels in a real browser: renaming, removing with confirmation, and name conflicts."""
 
 import pytest
 
@@ -26,6 +26,32 @@ def test_removing_a_label_with_marks_needs_confirmation(browser, page, size):
     tab.page.click("#undo")
     tab.wait("document.querySelector('.counts')?.textContent === '✓2 ✗0'")
     tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_a_renamed_label_keeps_its_marks_in_every_list_filter_and_export(browser, page, size):
+    page.call("/api/classes", {"name": "rads"})
+    page.call("/api/classes/1/marks", {"ids": ["red/0.png", "red/3.png"], "mark": 1})
+    tab = Tab(browser, page, size)
+    tab.panel()
+    tab.page.click("#classes [aria-label='Rename rads']")
+    tab.page.fill(".question input", "reds")
+    tab.page.keyboard.press("Enter")
+    tab.contains("#classes", "reds")
+    assert "✓2" in tab.page.inner_text("#classes")
+    assert len(page.call("/api/list", {"where": "clicked = 'reds'"})[1]["tiles"]) == 2
+    assert "reds" in page.call("/api/items/red%2F0.png")[1]["labels"]
+    tab.page.click("#undo")
+    tab.contains("#classes", "rads")
+    tab.clean()
+
+
+def test_a_new_name_ranks_by_the_new_word(page):
+    page.call("/api/classes", {"name": "blue"})
+    first = page.call("/api/list", {"order": "likely", "label": 1})[1]["tiles"][0]["id"]
+    page.call("/api/classes/1/name", {"name": "red"})
+    second = page.call("/api/list", {"order": "likely", "label": 1})[1]["tiles"][0]["id"]
+    assert (first.split("/")[0], second.split("/")[0]) == ("blue", "red")
 
 
 def test_a_duplicate_name_stays_in_the_input_field(browser, page):

@@ -338,6 +338,12 @@ def drop(session: Opened, key: int) -> dict[str, Any]:
     return _changes(session)
 
 
+@router.post("/api/classes/{key}/name")
+def rename(session: Opened, key: int, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+    session.labels.rename(key, name)
+    return _changes(session)
+
+
 @router.get("/api/classes/{key}")
 def summary(session: Opened, key: int, where: _Where = "") -> dict[str, Any]:
     found = session.teacher.summary(key, session.selection(where))

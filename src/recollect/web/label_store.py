@@ -114,20 +114,32 @@ class LabelStore:
         Raises:
             UserError: the name is empty, too long or taken, or there are too many classes.
         """
-        name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
-        if not any(each.isprintable() for each in name.replace(" ", "")):
-            raise UserError("missing: name of the label")
-        if max(len(name), len(text)) > _MAX_NAME_LENGTH:
-            raise UserError(f"the name or text is longer than {_MAX_NAME_LENGTH} characters")
+        name, text = _clean(name), _clean(text, empty=True)
         with self._change() as write:
-            for each in self._classes.values():
-                if normalized_name(each.name) == normalized_name(name):  # a filter could not distinguish them
-                    raise UserError(f"the label {each.name!r} already exists")
+            self._check_free(name)
             if len(self._classes) >= _MAX_CLASSES:
                 raise UserError(f"at most {_MAX_CLASSES} labels are possible. Remove one first.")
             key = 1 + max((entry["class"] for entry in self._entries.values() if entry["do"] == "class"), default=0)
             write({"do": "class", "class": key, "name": name, "text": text})
         return self._classes[key]
+
+    def rename(self, key: int, name: str) -> None:
+        """Change the name of a class; its marks stay.
+
+        Raises:
+            UserError: no such class, or the name is empty, too long or taken.
+        """
+        name = _clean(name)
+        with self._change() as write:
+            found = self.get(key)
+            self._check_free(name, but=key)
+            if name != found.name:
+                write({"do": "rename", "class": key, "name": name})
+
+    def _check_free(self, name: str, but: int | None = None) -> None:
+        for each in self._classes.values():
+            if each.key != but and normalized_name(each.name) == normalized_name(name):  # same in a filter
+                raise UserError(f"the label {each.name!r} already exists")
 
     def mark(self, key: int, ids: list[str], mark: int) -> ClickedClass:
         """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
@@ -177,7 +189,8 @@ class LabelStore:
         if not entries:
             return None
         entry = self._entries[entries[-1]]
-        about = {"do": entry["do"], "class": entry["class"], "name": self._names.get(entry["class"], "")}
+        name = entry.get("name") or self._names.get(entry["class"], "")
+        about = {"do": entry["do"], "class": entry["class"], "name": name}
         return about | ({"mark": entry["mark"], "pictures": len(entry["ids"])} if entry["do"] == "mark" else {})
 
     def get(self, key: int) -> ClickedClass:
@@ -310,7 +323,7 @@ class LabelStore:
             self._searches.pop(entry["name"], None)
             if entry["address"] is not None:
                 self._searches[entry["name"]] = entry["address"]
-        elif entry["do"] in ("class", "mark", "drop"):
+        elif entry["do"] in ("class", "rename", "mark", "drop"):
             self._undone.clear()
             self._done.append(number)
             self._apply(entry)
@@ -322,12 +335,23 @@ class LabelStore:
             self._names[key] = entry["name"]
         elif entry["do"] == "drop":
             self._classes.pop(key, None)
+        elif entry["do"] == "rename" and key in self._classes:
+            self._classes[key].name = self._names[key] = entry["name"]
         elif key in self._classes:
             marks = self._classes[key].marks
             for id in entry["ids"]:
                 marks.pop(id, None)
                 if entry["mark"]:
                     marks[id] = entry["mark"]
+
+
+def _clean(words: str, empty: bool = False) -> str:
+    words = " ".join(unicodedata.normalize("NFC", words).split())
+    if not empty and not any(each.isprintable() for each in words.replace(" ", "")):
+        raise UserError("missing: name of the label")
+    if len(words) > _MAX_NAME_LENGTH:
+        raise UserError(f"the name or text is longer than {_MAX_NAME_LENGTH} characters")
+    return words
 
 
 def _crc(number: int, text: str) -> int:

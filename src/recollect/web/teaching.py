@@ -28,6 +28,7 @@ class LabelModel:
 
     Attributes:
         view: version of the index whose rows are scored.
+        words: text or name of the label.
         revision: revision of the labels.
         model: the model.
         fit: scores of all rows.
@@ -35,6 +36,7 @@ class LabelModel:
     """
 
     view: View
+    words: str
     revision: int
     model: ClickModel
     fit: ClickFit
@@ -159,14 +161,14 @@ class Teaching:
             revision = self.labels.revision  # read before the label, so a change in between is fitted next time
             found, taught = self.labels.get(key), self._taught.pop(key, None)
             if taught is None or (taught.view, taught.revision) != (view, revision):
-                if taught is not None and taught.view is view:
+                words = found.text or found.name
+                if taught is not None and taught.view is view and taught.words == words:
                     model = taught.model
                 else:
-                    text = self.library.index.query_vector(found.text or found.name)
-                    model = ClickModel(view.vectors, text, seed=key)
+                    model = ClickModel(view.vectors, self.library.index.query_vector(words), seed=key)
                 marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
                 latest = np.array(list(reversed(marks)), dtype=np.int64)
-                taught = LabelModel(view, revision, model, model.fit(marks), latest)
+                taught = LabelModel(view, words, revision, model, model.fit(marks), latest)
             self._taught[key] = taught  # reinserted last: the dictionary is ordered by last use
             self._free_memory()
             return found, taught

@@ -54,6 +54,7 @@ export const api = {
   item: (id) => call("GET", `api/items/${encodeURIComponent(id)}`),
   classes: () => call("GET", "api/classes"),
   create: (name, text) => call("POST", "api/classes", { name, text }),
+  rename: (key, name) => call("POST", `api/classes/${key}/name`, { name }),
   drop: (key) => call("DELETE", `api/classes/${key}`),
   summary: (key, where) => call("GET", `api/classes/${key}${only(where)}`),
   mark: (key, ids, mark, listing) => call("POST", `api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),

@@ -225,7 +225,7 @@ const search = new SearchBox(begin, (answer, { ask, where: filter, current }) =>
   state.searched = { answer, ask, describe };
   limit(filter, answer);
   arrangement(ask);
-  counted();
+  counted(answer.version);
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
 }, () => showStatus(state.list), {
@@ -251,8 +251,8 @@ function arrangement({ terms, arrange }) {
 get("sort").addEventListener("change", guarded(() => { state.arrange = get("sort").value; return search.run(); }));
 
 // loads the counts in the sidebar after the pictures are shown
-const counted = guarded(async () => {
-  await browse.load(`${state.searched.answer.version}/${classes.revision}`);
+const counted = guarded(async (version) => {
+  await browse.load(`${version}/${classes.revision}`);
   if (state.list) timeline.show(dates(state.list));
 });
 
@@ -431,6 +431,7 @@ async function synchronize() {
   state.ends = info.ends;
   if (info.version !== state.version || learned && state.list?.ask.order === "search") await renew();
   if (!state.list) state.version = info.version;
+  if (browse.filter === state.where) await counted(info.version); // not while a filter is being typed
 }
 
 // shows progress while a folder is indexed

@@ -1,6 +1,6 @@
 // The labels panel: create labels, mark pictures, and show what the marks say about other pictures.
 import { api, element, fill, guarded, notice } from "./api.js";
-import { confirmed } from "./dialogs.js";
+import { asked, confirmed } from "./dialogs.js";
 import { percent, t } from "./strings.js";
 
 export class Classes {
@@ -9,7 +9,7 @@ export class Classes {
     Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1, pending: {} });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved"), buttons: { undo: get("undo"), redo: get("redo") } });
-    for (const action of ["load", "choose", "create", "mark", "undo", "redo", "drop", "save", "rank", "tell"]) this[action] = guarded(this[action].bind(this));
+    for (const action of ["load", "choose", "create", "mark", "undo", "redo", "rename", "drop", "save", "rank", "tell"]) this[action] = guarded(this[action].bind(this));
     get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
     get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
     get("undo").addEventListener("click", () => this.undo());
@@ -143,6 +143,14 @@ export class Classes {
     await this.changed(change);
   }
 
+  async rename(key) {
+    const { name } = this.list.find((each) => each.class === key), wanted = await asked(t("labels.rename", { name }), t("searches.name"), t("labels.rename.yes"), { value: name });
+    if (!wanted) return;
+    await api.rename(key, wanted);
+    await this.load();
+    await this.changed();
+  }
+
   async drop(key) {
     const { name, yes, no } = this.list.find((each) => each.class === key), n = yes + no;
     if (n && !await confirmed(t("labels.remove.ask", { name, n }), t("labels.remove.yes"))) return;
@@ -164,13 +172,15 @@ export class Classes {
   draw() {
     this.hint.hidden = this.list.length > 0;
     fill(this.place, this.list.map((each, place) => {
-      const item = element("li"), choose = element("button", each.class === this.active ? "name chosen" : "name"), gone = element("button", "", "×");
+      const item = element("li"), choose = element("button", each.class === this.active ? "name chosen" : "name"), rename = element("button", "", "✎"), gone = element("button", "", "×");
       choose.setAttribute("aria-pressed", each.class === this.active);
       choose.append(element("kbd", "", place < 9 ? String(place + 1) : "·"), element("span", "word", each.name), element("span", "counts", `✓${each.yes} ✗${each.no}`));
       choose.addEventListener("click", () => this.choose(each.class));
+      rename.title = t("labels.rename", { name: each.name }); rename.setAttribute("aria-label", rename.title);
+      rename.addEventListener("click", () => this.rename(each.class));
       gone.title = t("labels.remove", { name: each.name }); gone.setAttribute("aria-label", gone.title);
       gone.addEventListener("click", () => this.drop(each.class));
-      item.append(choose, gone);
+      item.append(choose, rename, gone);
       return item;
     }));
   }

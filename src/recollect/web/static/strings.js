@@ -52,7 +52,7 @@ const STRINGS = {
   "scope.off": ["Show all", "Alle zeigen"],
   "scope.filtered": ["(filtered)", "(gefiltert)"],
   "indexing": ["Indexing: {done} of {total} pictures. You can already search these.", "Einlesen: {done} von {total} Bildern. Diese können Sie schon durchsuchen."],
-  "indexing.start": ["Looking for pictures …", "Bilder werden gesucht …"],
+  "indexing.start": ["Reading the folder and loading the model …", "Der Ordner wird gelesen und das Modell geladen …"],
 
   // pictures
   "tile.select": ["select", "auswählen"],
@@ -101,6 +101,8 @@ const STRINGS = {
   "labels.next": ["Suggest pictures to mark", "Bilder zum Markieren vorschlagen"],
   "labels.cut": ["Borderline", "Grenzfälle"],
   "labels.clicked": ["Marked by me", "Von mir markiert"],
+  "labels.rename": ["Rename {name}", "{name} umbenennen"],
+  "labels.rename.yes": ["Rename", "Umbenennen"],
   "labels.remove": ["Remove {name}", "{name} entfernen"],
   "labels.remove.ask": ["Remove the label {name} and its {n} {n:mark|marks}? You can undo this.", "Label {name} und {n} {n:Markierung|Markierungen} entfernen? Das lässt sich rückgängig machen."],
   "labels.remove.yes": ["Remove label", "Label entfernen"],
@@ -129,6 +131,7 @@ const STRINGS = {
   "redo.what": ["Redo: {what}", "Wiederholen: {what}"],
   "redo.done": ["Redone: {what}.", "Wiederholt: {what}."],
   "change.class": ["the new label {name}", "neues Label {name}"],
+  "change.rename": ["the new name {name}", "neuer Name {name}"],
   "change.drop": ["the removal of {name}", "Entfernen von {name}"],
   "change.mark": ["{mark} for {name}", "{mark} für {name}"],
   "change.marks": ["{mark} for {name} on {n} pictures", "{mark} für {name} bei {n} Bildern"],
