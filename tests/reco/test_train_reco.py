@@ -25,9 +25,9 @@ def pairs(tmp_path_factory):
     return folder
 
 
-def train(folder, out, *words):
+def train(folder, out, *words, index=None):
     """Train without a model argument: the index records its model."""
-    command = ["train", "reco", "--index", folder / "index", "--data", folder / "pairs.csv"]
+    command = ["train", "reco", "--index", index or folder / "index", "--data", folder / "pairs.csv"]
     return cli.main([str(word) for word in (*command, "--out", out, "--epochs", 1, "--k", 3, *words)])
 
 
@@ -64,6 +64,17 @@ def test_pairs_are_embedded_once(pairs, tmp_path, monkeypatch):
         fusions.append(FusionModule.open(tmp_path / name / "model").fingerprint)
     assert counts.count(24) == 1  # opening a model embeds one picture to check it
     assert fusions[0] == fusions[1]
+
+
+def test_no_file_of_a_run_holds_the_password_of_the_index(pairs, tmp_path):
+    pytest.importorskip("pymilvus")
+    address = f"milvus://me:secret@{tmp_path}/lite.db/pictures"
+    Index.build(open_source(str(pairs / "pairs.csv")), pairs / "model", out=address)
+    assert train(pairs, tmp_path / "run", index=address) == 0
+    assert train(pairs, tmp_path / "run", "--resume", index=address) == 0
+    written = [file for file in tmp_path.rglob("*") if file.is_file() and "lite.db" not in str(file)]
+    assert not [file for file in written if b"secret" in file.read_bytes()]
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["index"] == address.replace("me:secret@", "")
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class TrainReco:
         check_k(index, self.k)
         encoder, name = index.model.open(self.model, self.device, option="MODEL")
         recipe = replace(recipe, model=Model(start=name))
-        write_text(settings, settings_text(list(options_of(TrainReco, self))))
+        write_text(settings, settings_text(list(options_of(TrainReco, replace(self, index=index.address)))))
         sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
         unlimited = self.limit is None and any(source.endless for source in sources)
         refuse((unlimited, "a generated source is infinite. Set the number of pairs with --limit N."))

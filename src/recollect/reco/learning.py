@@ -194,11 +194,13 @@ def train_fusion(
     batch = min(recipe.batch_size, len(pairs))
     settings = replace(recipe.fusion, width=encoder.width)
     steps = max(1, round(recipe.epochs * len(pairs) / batch))
-    recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
+    index = Index.open(recipe.index)
+    # The address without the user's password, since the recipe is written.
+    recipe = replace(recipe, index=index.address, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
     check_run_folder(out, recipe, resume)  # before the neighbors of an existing run are overwritten
     folder = out.with_name(f"{out.name}.neighbors")
-    neighbors = _stored_neighbors(recipe, pairs, folder)
+    neighbors = _stored_neighbors(recipe, pairs, index, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
 
@@ -248,9 +250,8 @@ def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> f
     return own / (own + read) if own and read else 0.5
 
 
-def _stored_neighbors(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
+def _stored_neighbors(recipe: FusionRecipe, pairs: Pairs, index: Index, folder: Path) -> Neighbors:
     """Return stored neighbors of the same pairs in the same version of the index, or find and store them."""
-    index = Index.open(recipe.index)
     fusion = recipe.fusion
     key: dict[str, Any] = {
         "format": _NEIGHBORS_FORMAT,
