@@ -32,7 +32,7 @@ def make_encoder():
             with quiet(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 model, processor = MAKERS[family]()
-            transform = transform_of(processor.image_processor, model.config, family)
+            transform = transform_of(processor.image_processor, family)
             encoders[family, seed] = TransformersEncoder(model.eval(), processor, transform)
         return copy.deepcopy(encoders[family, seed])
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers import AutoModel, AutoProcessor, CLIPImageProcessorPil
 
@@ -193,22 +194,43 @@ def test_other_dual_encoders_work(kind, tmp_path, captions, pictures, pixels, be
     ],
 )  # fmt: skip
 def test_preprocessing_matches_the_checkpoints_processor(settings, pictures):
-    from transformers import CLIPConfig, EfficientNetImageProcessorPil
+    from transformers import EfficientNetImageProcessorPil
 
     given = {"size": {"height": 31, "width": 31}} | settings
     kind = CLIPImageProcessorPil if "shortest_edge" in given["size"] else EfficientNetImageProcessorPil
     processor = kind(**given)
-    transform = transform_of(processor, CLIPConfig(), "here")
+    transform = transform_of(processor, "here")
     expected = processor(pictures, return_tensors="pt")["pixel_values"].float()
     found = torch.stack([transform(picture) for picture in pictures])
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-6)
-    assert transform_of(processor, CLIPConfig(), "here").key == transform.key
+    assert transform_of(processor, "here").key == transform.key
     assert replace(transform, resized=transform.resized + 50).key != transform.key
 
 
 def test_a_center_crop_larger_than_the_resized_picture_is_rejected():
-    from transformers import CLIPConfig
-
     processor = CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 30, "width": 30})
     with pytest.raises(UserError, match="shortest_edge 20"):
-        transform_of(processor, CLIPConfig(), "here")
+        transform_of(processor, "here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("CLIPImageProcessorPil", {"do_resize": False}),  # crops the middle of a large picture
+        ("CLIPImageProcessorPil", {"do_center_crop": False}),
+        ("SiglipImageProcessorPil", {"do_resize": False}),
+        ("LevitImageProcessorPil", {}),  # resizes to 8/7 of the size in its settings
+        ("MobileViTImageProcessorPil", {"size": {"shortest_edge": 288}}),  # swaps red and blue, does not normalize
+    ],
+)
+def test_a_processor_that_prepares_pictures_otherwise_is_rejected(kind, settings):
+    with pytest.raises(UserError, match="here: its image processor"):
+        transform_of(getattr(transformers, kind)(**settings), "here")
+
+
+def test_a_processor_that_does_not_normalize_is_followed(pictures):
+    processor = CLIPImageProcessorPil(do_normalize=False)
+    found = torch.stack([transform_of(processor, "here")(picture) for picture in pictures])
+    torch.testing.assert_close(
+        found, processor(pictures, return_tensors="pt")["pixel_values"].float(), atol=2e-6, rtol=0
+    )

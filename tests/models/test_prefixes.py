@@ -78,9 +78,7 @@ def test_a_clip_tower_pools_at_its_end_token_although_prefixes_have_larger_ids(c
     """Published checkpoints store either the end token's id, or 2 to mean the largest id in the text."""
     torch.manual_seed(0)
     model, processor = clip_with_end(end)
-    encoder = TransformersEncoder(
-        model.eval(), processor, transform_of(processor.image_processor, model.config, "clip")
-    )
+    encoder = TransformersEncoder(model.eval(), processor, transform_of(processor.image_processor, "clip"))
     encoder.add_prefixes(KINDS)
     tokens = encoder.tokenize(captions, "label")
     end_token = encoder.tokenizer.eos_token_id

@@ -108,7 +108,7 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     model, _ = open_weights(name, config)
     processor = _open_processor(name)
     with user_errors(f"{name}: not a supported dual encoder", *_MISMATCH_ERRORS):
-        transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)
+        transform = _saved_transform(record) or transform_of(processor.image_processor, name)
         with quiet():
             encoder = TransformersEncoder(model, processor, transform, record.get("preset", ""))
         if "text" in record:

@@ -106,7 +106,7 @@ def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransfo
     tower = getattr(model, "vision_model", model)
     blind = getattr(tower, "main_input_name", "pixel_values") != "pixel_values"
     refuse((blind, f"{name}: a {config.model_type} model, which does not read pictures. Name a vision model."))
-    transform = transform_of(processor, config, name)
+    transform = transform_of(processor, name)
     refuse((transform.packs, f"{name}: variable input shapes (NaFlex) are not supported. Name a fixed-size model."))
     return tower, transform, poolless
 

@@ -6,42 +6,65 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import transformers
+from PIL import Image
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.data.transforms import ImageTransform
 
 Setting = Callable[..., Any]
 Three = tuple[float, float, float]
 
 _RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
+_TOLERANCE = 0.01
+"""Mean difference of the test picture's pixels, as a fraction of their range; a shift by one pixel is below it."""
 
 
-def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: str) -> ImageTransform:
+def transform_of(processor: Any, name: str) -> ImageTransform:
     """Return the transform equivalent to an image processor.
 
     Raises:
-        UserError: the processor has a setting that `ImageTransform` does not support.
+        UserError: the processor does something that `ImageTransform` does not support.
     """
 
     def setting(key: str, default: Any = None) -> Any:
         value = getattr(processor, key, None)
         return default if value is None else value
 
+    if not setting("do_resize", True):
+        raise _unsupported(name, "does not resize pictures")
     if setting("do_rescale", True) is not True:
         raise _unsupported(name, "does not scale pixels to 0…1")
     if setting("do_pad", False):
         raise _unsupported(name, "pads pictures")
     patches, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
-    size, resized, fit = _size_and_fit(setting, config, name)
+    size, resized, fit = _size_and_fit(setting, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
     if resample is None:
         raise _unsupported(name, f"resizes with PIL's filter {setting('resample')}")
     mean, std = _mean_and_std(setting)
-    return ImageTransform(
+    transform = ImageTransform(
         size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (patches > 0), patches=patches,
         resized=resized if resized != size else 0,
     )  # fmt: skip
+    if not (transform.packs or _agree(transform, processor, name)):
+        raise _unsupported(name, "prepares a test picture differently than its settings say")
+    return transform
+
+
+def _agree(transform: ImageTransform, processor: Any, name: str) -> bool:
+    """Whether both prepare a picture equally; some processors have steps without a setting, or settings of their own.
+
+    LeViT enlarges pictures before the crop; MobileViT swaps the color channels and does not normalize.
+    """
+    side = transform.resized or transform.size
+    across, down = np.meshgrid(np.linspace(0, 255, 2 * side), np.linspace(0, 255, 3 * side // 2))
+    picture = Image.fromarray(np.stack([across, down, 255 - across], axis=2).astype(np.uint8))
+    with user_errors(f"{name}: its image processor fails"):
+        expected = np.asarray(processor(picture, return_tensors="np")["pixel_values"])[0]
+    found = transform(picture).numpy()
+    return found.shape == expected.shape and bool(np.abs(found - expected).mean() < _TOLERANCE * np.ptp(expected))
 
 
 def _mean_and_std(setting: Setting) -> tuple[Three, Three]:
@@ -58,18 +81,11 @@ def _mean_and_std(setting: Setting) -> tuple[Three, Three]:
     return _three([each / brightness for each in added]), _three([each**times / brightness for each in std])
 
 
-def _size_and_fit(
-    setting: Setting, config: transformers.PreTrainedConfig, name: str
-) -> tuple[int, int, Literal["crop", "squash", "patches"]]:
+def _size_and_fit(setting: Setting, name: str) -> tuple[int, int, Literal["crop", "squash", "patches"]]:
     """Return the output size, the size that pictures are resized to before cropping, and the fit."""
     if setting("max_num_patches"):  # NaFlex preserves the aspect ratio; this is the size of a square picture
-        if not setting("do_resize", True):
-            raise _unsupported(name, "does not resize pictures")
         side = math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size"))
         return side, side, "patches"
-    if not setting("do_resize", True):
-        side = int(config.vision_config.image_size)
-        return side, side, "crop"
     size = setting("size")
     crop = setting("crop_size") if setting("do_center_crop", False) else None
     shorter, square = _entry(size, "shortest_edge"), _square(size)
