@@ -39,8 +39,11 @@ from transformers import (
 from recollect.core.errors import UserError
 from recollect.models import load_model
 from recollect.models.export import TextTower, write_text_graph
+from recollect.models.lora import adapter_sites
 from recollect.models.pairing import pair_towers
 from recollect.models.towers import NamedFeatures, NamedTexts
+from recollect.training.adapted import add_adapters
+from recollect.training.options import Model
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 PATCHES = {"image_size": 32, "patch_size": 8}
@@ -123,6 +126,19 @@ def test_a_pair_matches_its_towers_in_plain_transformers_and_loads_again(name, v
     assert again.fingerprint == model.fingerprint
     torch.testing.assert_close(again.embed_images(PICTURES), model.embed_images(PICTURES), atol=0, rtol=0)
     torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)
+
+
+def test_adapters_need_layers_only_in_the_tower_that_learns(vision, bert):
+    """A convolutional network has no attention or MLP layers."""
+    with pytest.raises(UserError, match="image tower"):
+        adapter_sites(pair_towers(vision("resnet"), bert))
+    model = pair_towers(vision("resnet"), bert)
+    before = model.embed_images(PICTURES)
+    add_adapters(model, Model("pair", lora=2, freeze="image"), 0)
+    learning = [name for name, value in model.named_parameters() if value.requires_grad]
+    assert learning
+    assert all("text_model." in name and "lora_" in name for name in learning)
+    torch.testing.assert_close(model.embed_images(PICTURES), before, atol=0, rtol=0)
 
 
 def test_a_vit_without_pooler_weights_is_pooled_at_its_first_token(bert, tmp_path):

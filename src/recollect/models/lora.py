@@ -54,10 +54,14 @@ def transformers_model(encoder: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else encoder
 
 
-def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
+def adapter_sites(encoder: nn.Module, frozen: str = "none") -> dict[str, nn.Linear]:
     """Return all linear layers of attention (q, k, v, out) and MLP (fc1, fc2) in the blocks of both towers, by name.
 
     For small towers without blocks (the preset ``tiny-conv`` of recollect-papers), return all linear layers.
+
+    Args:
+        encoder: the model.
+        frozen: tower to leave out: ``image`` or ``text``.
 
     Raises:
         UserError: a tower has no such layers.
@@ -73,14 +77,15 @@ def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
         for name, layer in layers.items()
         if small or (_BLOCK.search(name) and name.rpartition(".")[2] in _LAYERS)
     }
-    for tower in _SMALL_TOWERS if small else _TOWERS:
+    towers = dict(zip(("image", "text"), _SMALL_TOWERS if small else _TOWERS, strict=True))
+    left_out = towers.pop(frozen, None)
+    for which, tower in towers.items():
         if not any(name.startswith(tower) for name in sites):
-            which = "image" if tower in ("vision_model.", "image_tower.") else "text"
             raise UserError(
                 f"this model cannot be adapted: its {which} tower has no attention or MLP layers. Use a CLIP or SigLIP "
                 "model."
             )
-    return sites
+    return {name: layer for name, layer in sites.items() if not (left_out and name.startswith(left_out))}
 
 
 def without_blocks(sites: Iterable[str]) -> bool:

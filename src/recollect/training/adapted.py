@@ -1,12 +1,10 @@
 """LoRA: train low-rank adapters of a checkpoint's layers and keep its weights fixed (Hu et al., 2022)."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from recollect.core.files import read_json, write_json
 from recollect.core.validation import refuse
 from recollect.models import DualEncoder
-from recollect.models.dual import Tower
 from recollect.models.lora import (
     AdapterOptions,
     adapter_sites,
@@ -23,7 +21,6 @@ ADAPTER = "adapter"
 """Subfolder of a finished run with its adapter in PEFT's format."""
 
 _RECORD = "adapted.json"
-_TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
 class AdaptedTowers(EncoderTowers):
@@ -73,9 +70,7 @@ def add_adapters(encoder: DualEncoder, options: Model, seed: int, saved: Path | 
         assert options.lora is not None, "options.lora is not set"
         alpha = options.lora if options.lora_alpha is None else options.lora_alpha
         adapters = AdapterOptions(rank=options.lora, scale=alpha / options.lora, seed=seed)
-        left_out = tuple(prefix for tower, prefix in _TOWERS.items() if tower == options.freeze)
-        sites = {name: layer for name, layer in adapter_sites(encoder).items() if not name.startswith(left_out)}
-        add_lora(encoder, *initial_weights(sites, adapters), adapters.scale)
+        add_lora(encoder, *initial_weights(adapter_sites(encoder, options.freeze), adapters), adapters.scale)
         return AdaptedTowers(encoder, base, fingerprint)
     record = read_json(saved / _RECORD)
     changed = record["base"] != fingerprint
