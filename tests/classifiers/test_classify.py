@@ -2,6 +2,7 @@ import csv
 import json
 import multiprocessing
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from unittest import mock
@@ -22,6 +23,7 @@ from recollect.classifiers.teaching import class_prompts_of, non_pixel_digest
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.cli.classify import _sentence
 from recollect.cli.sheet import save_csv, save_json, save_sheet
+from recollect.core.cells import read_cells
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.models import load_model
@@ -180,7 +182,14 @@ def test_a_table_gives_the_same_examples_as_folders(folders):
 
 
 @pytest.mark.parametrize(
-    "text", ["name,label\na.png,cat", "file,label\n", "file,label\na.png,", "file,label\na.png,cat"]
+    "text",
+    [
+        "name,label\na.png,cat",
+        "file,label\n",
+        "file,label\na.png,",
+        "file,label\na.png,cat",
+        "file,label\na.png,cat\nb.png,dog, small",  # a comma without quotes would cut the class name
+    ],
 )
 def test_bad_tables_are_errors(tmp_path, text):
     (tmp_path / "table.csv").write_text(text)
@@ -443,11 +452,18 @@ def test_tables_and_the_sheet_show_every_prediction(folders):
     assert "http" not in page
 
 
-def test_a_formula_in_a_class_name_is_escaped_in_the_table(folders):
-    (folders / "support/red").rename(folders / "support" / "=1+1")
+@pytest.mark.parametrize("name", ["=1+1", "red | pink", 'red, "pink"', "-10", "'quoted'", "red\npink"])
+def test_tables_with_odd_class_names_can_be_read_again(folders, name):
+    (folders / "support/red").rename(folders / "support" / name)
     result = run(folders)
     save_csv(result, folders / "out.csv")
-    assert "'=1+1" in (folders / "out.csv").read_text()
+    assert ("'=" in (folders / "out.csv").read_text()) == (name == "=1+1"), "a spreadsheet must not compute it"
+    _, rows = read_cells(folders / "out.csv")
+    assert [row["prediction"] for row in rows] == [item.label for item in result.predictions]
+    possible = [re.split(r"(?<!\\)\|", row["possible"]) for row in rows]
+    assert [tuple(each.replace("\\|", "|") for each in some if each) for some in possible] == [
+        item.possible for item in result.predictions
+    ]
 
 
 def test_names_that_are_not_utf_8_are_accepted_for_files_but_not_for_classes(folders):

@@ -20,12 +20,15 @@ _SHEET_COLUMNS = (
 
 
 def save_csv(found: Classification, path: str | Path) -> None:
-    """Write one line per image: prediction, confidence, runner-up, possible classes, nearest example."""
+    """Write one line per image: prediction, confidence, runner-up, possible classes, nearest example.
+
+    ``|`` separates possible classes; in their names it becomes ``\\|``.
+    """
     text, rows = io.StringIO(), []
     for item in found.predictions:
         near = item.nearest[0] if item.nearest else None
         example, similarity = (near.file, f"{near.similarity:.4f}") if near else ("", "")
-        confidence, possible = f"{item.confidence:.4f}", "|".join(item.possible)
+        confidence, possible = f"{item.confidence:.4f}", "|".join(name.replace("|", "\\|") for name in item.possible)
         about = (item.label, confidence, item.runner_up, item.unknown, possible, str(example), similarity)
         rows.append((str(item.file), *about))
     write_cells(text, _SHEET_COLUMNS, rows)

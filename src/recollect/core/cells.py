@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,15 +28,21 @@ def separator_of(file: Path) -> str:
 
 
 def read_cells(file: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the column names (lower case) and the rows of a handwritten CSV.
+    """Return the column names (lower case) and the rows of a handwritten CSV, or one by `write_cells`.
 
     Raises:
-        UserError: the file is missing, or is not a CSV in UTF-8.
+        UserError: the file is missing, is not a CSV in UTF-8, or a row has more cells than the header.
     """
+    separator = separator_of(file)
     with user_errors(f"{file}: not a CSV", csv.Error), _opened(file) as lines:
-        reader = csv.DictReader(lines, delimiter=separator_of(file))
-        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
-        return list(reader.fieldnames), list(reader)
+        reader = csv.reader(lines, delimiter=separator)
+        names = [name.strip().lower() for name in next(reader, [])]
+        rows = []
+        for cells in filter(None, reader):
+            _refuse_more_cells(file, f"line {reader.line_num}", cells, names, separator)
+            cells = [cell[1:] if cell[:1] == "'" and _is_formula(cell[1:]) else cell for cell in cells]
+            rows.append(dict(zip_longest(names, cells[: len(names)], fillvalue="")))
+        return names, rows
 
 
 def check_cells(file: Path, separator: str) -> bool:
@@ -53,12 +60,16 @@ def check_cells(file: Path, separator: str) -> bool:
             header, first = next(rows, []), next(rows, None)
     except csv.Error:
         return True  # for example a cell above csv's size limit; the table reader has no limit
-    if any((first or [])[len(header) :]):
-        raise UserError(
-            f"{file}: the first row has {counted(len(first or []), 'cell')}, but the header has {len(header)}. Put "
-            f"double quotes around texts that contain {separator!r}."
-        )
+    _refuse_more_cells(file, "the first row", first or [], header, separator)
     return first is not None
+
+
+def _refuse_more_cells(file: Path, which: str, cells: Sequence[str], header: Sequence[str], separator: str) -> None:
+    if any(cells[len(header) :]):
+        raise UserError(
+            f"{file}: {which} has {counted(len(cells), 'cell')}, but the header has {len(header)}. Put double quotes "
+            f"around texts that contain {separator!r}."
+        )
 
 
 @contextmanager
@@ -73,14 +84,15 @@ def _opened(file: Path) -> Iterator[TextIO]:
 
 
 def write_cells(file: io.TextIOBase, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a CSV; texts that a spreadsheet would read as formulas are escaped."""
+    """Write a CSV; texts that a spreadsheet would read as formulas get an apostrophe, which `read_cells` removes."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([f"'{value}" if _is_formula(value) else value for value in row] for row in rows)
 
 
 def _is_formula(value: Any) -> bool:
-    return isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r")
+    """Whether a cell starts like a formula, possibly after apostrophes."""
+    return isinstance(value, str) and value.lstrip("'")[:1] in ("=", "+", "-", "@", "\t", "\r")
 
 
 def not_utf8(file: Path) -> str:
