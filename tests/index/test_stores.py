@@ -113,6 +113,27 @@ def test_custom_columns_of_any_name_and_type_can_be_filtered_on_every_store(inde
     assert index.columns()["width"] == "number"
 
 
+def test_conditions_on_lists_agree_in_every_store_or_are_refused(index):
+    values = [{"tags": ["b", "c"]}, {"tags": "b"}, {"tags": [1, 2.5]}, {"tags": 2}]
+    index.insert(Rows(ids=list("abcd"), image_vectors=np.eye(4, WIDTH, dtype=np.float32), metadata=values))
+    expected = {
+        "tags < 'c'": "ab", "tags > 'b'": "a", "tags like 'c%'": "a", "tags not like 'c%'": "b", "tags = 2.5": "c",
+        "tags in (1, 2)": "cd", "tags != 2": "c", "tags < 2": "c", "not (tags >= 'c')": "ab",
+    }  # fmt: skip
+    for where, ids in expected.items():
+        if index.address.startswith("milvus"):
+            for use in (
+                index.ids_where,
+                index.count_where,
+                lambda each: index.lookup(index.vectors(["a"]), 2, where=each),
+            ):
+                with pytest.raises(UserError, match="tags"):
+                    use(where)
+        else:
+            assert "".join(index.store.ids(parse_filter(where))) == ids, where
+    assert index.ids_where("other < 'c' or tags = 'b'") == ["a", "b"]
+
+
 def test_true_does_not_equal_one():
     index = Index.create(width=WIDTH, model="m")
     values = [{"good": 1}, {"good": True}, {"good": 1.0}]

@@ -25,9 +25,11 @@ from recollect.index.stores.milvus_rows import (
     PICTURE,
     among,
     arrow_table,
+    conditions_on_lists,
     entities_of,
     entity_key,
     fields_of,
+    list_error,
     milvus_filter,
     milvus_text,
     schema_of,
@@ -185,7 +187,7 @@ class MilvusStore(Store):
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
         """Yield columns in batches, in the order of ids."""
         clauses = [PICTURE] if removed is None else [PICTURE, f"removed == {'true' if removed else 'false'}"]
-        clauses += [milvus_filter(where)] if where is not None else []
+        clauses += [self._filter(where)] if where is not None else []
         for rows in self._all(fields_of(columns), " and ".join(clauses)):
             yield self._arrow(rows, list(columns))
 
@@ -227,7 +229,7 @@ class MilvusStore(Store):
 
         clauses = ["removed == false", "entry >= 0" if by == "text" else "entry == -1"]
         clauses += ["count > 0"] if captioned else []
-        clauses += [milvus_filter(where)] if where is not None else []
+        clauses += [self._filter(where)] if where is not None else []
         if k > _MAX_RESULTS and self._count(clauses[1]) > _MAX_RESULTS:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus returns at most {_MAX_RESULTS:,} results per query")
         hits: list[Any] = []
@@ -265,6 +267,17 @@ class MilvusStore(Store):
 
         return Nearest(rows, entries, scores, pa.array(ids, pa.string()), read)
 
+    def _filter(self, where: Filter) -> str:
+        """Convert a filter to a Milvus expression.
+
+        Raises:
+            UserError: a condition that Milvus cannot test on lists, and a picture has a list.
+        """
+        for condition, is_list in conditions_on_lists(where):
+            if self._count(f"{PICTURE} and {is_list}"):
+                raise list_error(condition)
+        return milvus_filter(where)
+
     def _valid_keys(self, ids: list[str]) -> set[str]:
         """Return the keys of the current captions of pictures."""
         table = self.rows(ids, ["captions"])
@@ -274,7 +287,7 @@ class MilvusStore(Store):
     def count(self, captioned: bool = False, where: Filter | None = None) -> int:
         """Return the number of visible rows; with ``captioned`` only rows with a caption."""
         clauses = [PICTURE, "removed == false", *(["count > 0"] if captioned else [])]
-        clauses += [milvus_filter(where)] if where is not None else []
+        clauses += [self._filter(where)] if where is not None else []
         return self._count(" and ".join(clauses))
 
     def _count(self, where: str) -> int:

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,21 +142,42 @@ def milvus_text(text: str) -> str:
     return '"' + "".join(escapes.get(char, char) for char in text) + '"'
 
 
+def conditions_on_lists(where: Filter) -> Iterator[tuple[Condition, str]]:
+    """Yield the conditions that Milvus cannot test on lists, and the expression that is true for lists."""
+    if isinstance(where, Junction):
+        for part in where.parts:
+            yield from conditions_on_lists(part)
+    elif where.name not in NAMES and _list_values(where) is None:
+        yield where, f"exists {_fact(where.name)}[0]"
+
+
+def list_error(where: Condition) -> UserError:
+    """Return the error for a condition that Milvus cannot test on lists."""
+    return UserError(
+        f"{where.name} {where.operator} {where.value!r}: on Milvus, {where.name} supports only =, !=, in and like "
+        "'%words%', with texts, because pictures may have several values"
+    )
+
+
+def _fact(name: str) -> str:
+    return f"facts[{json.dumps(name, ensure_ascii=False)}]"
+
+
 def _condition(where: Condition) -> str:
-    name = "id" if where.name == "id" else f"facts[{json.dumps(where.name, ensure_ascii=False)}]"
+    name = "id" if where.name == "id" else _fact(where.name)
     if isinstance(where.value, frozenset):
         return among("id", sorted(where.value), where.operator == "in")
-    value = milvus_text(where.value) if isinstance(where.value, str) else json.dumps(where.value)
-    several = None if where.name in NAMES and where.name not in MULTI_VALUED else _list_values(where, name, value)
+    several = None if where.name in NAMES and where.name not in MULTI_VALUED else _list_values(where)
     if where.name not in MULTI_VALUED:
-        one = _single_value(where, name, value)
+        one = _single_value(where, name, _literal(where.value))
         return one if several is None else f"({one} or {several})"
     if several is None:
-        raise UserError(
-            f"{where.name} {where.operator} {where.value!r}: on Milvus, {where.name} supports only =, !=, in and "
-            "like '%words%'"
-        )
+        raise list_error(where)
     return several
+
+
+def _literal(value: Any) -> str:
+    return milvus_text(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _single_value(where: Condition, name: str, value: str) -> str:
@@ -171,11 +192,11 @@ def _single_value(where: Condition, name: str, value: str) -> str:
     return f"{name} {'==' if where.operator == '=' else where.operator} {value}"
 
 
-def _list_values(where: Condition, name: str, value: str) -> str | None:
+def _list_values(where: Condition) -> str | None:
     """Return the condition for a list of strings; None if Milvus cannot express it."""
     if not isinstance(where.value, str):
         return None
-    lines = f"facts[{json.dumps(f'{where.name} lines', ensure_ascii=False)}]"
+    name, lines, value = _fact(where.name), _fact(f"{where.name} lines"), _literal(where.value)
     inner = where.value.strip("%")
     if where.operator in ("=", "!="):
         condition = f"json_contains({name}, {value})"
