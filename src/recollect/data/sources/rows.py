@@ -89,7 +89,11 @@ def choose_split(
         match = _SLICE.fullmatch(word.strip())
         if not match:
             raise UserError(f"{where}: '{word}' is not a valid split. Write train, train[:2000] or train[80%:].")
-        rows = np.flatnonzero(mask & _in_split(names, choices, match["name"], where))
+        chosen = _in_split(names, choices, match["name"], where)
+        if match["name"] == "train" and "restval" in choices and "restval" not in wanted:
+            # Karpathy's splits of COCO: everybody trains on both.
+            chosen |= _in_split(names, choices, "restval", where)
+        rows = np.flatnonzero(mask & chosen)
         if shuffle is not None:
             rows = numpy_generator("split", shuffle).permutation(rows)
         start, stop = (_edge(match[edge], len(rows)) for edge in ("start", "stop"))
