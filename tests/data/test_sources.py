@@ -129,6 +129,15 @@ def test_webdataset_shards_with_several_image_formats(make, shade):
     assert [shade(masks[number]) for number in range(3)] == [0, 9, 99]
 
 
+def test_suffixes_in_a_webdataset_may_be_upper_case(make, shade):
+    make.tar(
+        [(f"{number}", {"JPG": make.encoded(make.picture(number)), "TXT": b"a dog"}) for number in range(2)], "1.tar"
+    )
+    for stream in ("", "?stream=yes"):
+        source = open_source(f"{make.folder / '1.tar'}{stream}")
+        assert [(sample.texts, shade(sample)) for sample in source] == [(("a dog",), 0), (("a dog",), 1)]
+
+
 def test_webdataset_with_classes_and_a_file_of_class_names(make):
     for split, count in (("train", 4), ("test", 2)):
         rows = [
@@ -632,6 +641,16 @@ def test_common_caption_layouts_are_supported(make, shade, name):
     source = open_source(str(table), split="all")
     assert [(sample.texts, shade(sample)) for sample in source] == [(tuple(DOG), 0), (tuple(CAT), 1)]
     assert split_names(str(table)) == (("test", "train") if "split" in LAYOUTS[name] else ("train",))
+
+
+def test_restval_of_karpathys_split_is_training_data(make, shade):
+    make.pictures([f"{number}.png" for number in range(4)])
+    splits = ["train", "restval", "test", "val"]
+    images = [{"filename": f"{i}.png", "split": split, "sentences": [{"raw": "a"}]} for i, split in enumerate(splits)]
+    table = str(make.text("dataset_coco.json", json.dumps({"images": images})))
+    chosen = {None: [0, 1], "train": [0, 1], "train+restval": [0, 1], "restval": [1], "train[:1]": [0], "val": [3]}
+    for split, expected in chosen.items():
+        assert [shade(sample) for sample in open_source(table, split=split)] == expected, split
 
 
 def test_several_coco_files_form_one_source(make):

@@ -238,7 +238,7 @@ def test_shard_sizes_are_cached_until_a_shard_changes(tmp_path, monkeypatch):
     shard = tmp_path / "s.tar"
     shard.write_bytes(tar_of(range(7)))
     assert len(open_stream("s", [str(shard)])) == 7
-    counted = next((tmp_path / "cache" / "shards").glob("*.json"))
+    counted = next((tmp_path / "cache" / "shard-states").glob("*.json"))
     whole = counted.read_text()
     for damaged in ("{", "[]", whole.replace('"samples": 7', '"samples": 3')):
         assert damaged != whole

@@ -41,7 +41,7 @@ _TEXT_SUFFIXES = frozenset({"txt", "text", "json", "cls"})
 
 @dataclass(frozen=True)
 class Member:
-    """File in a tar: its column (suffix) and the location of its bytes."""
+    """File in a tar: its column (suffix in lower case, as in WebDataset) and the location of its bytes."""
 
     key: str
     column: str
@@ -100,7 +100,7 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
             key = f"{folder}/{stem}" if folder else stem
             if not rows or rows[-1][0].key != key:
                 rows.append([])
-            rows[-1].append(Member(key, column, member.offset_data, member.size))
+            rows[-1].append(Member(key, column.lower(), member.offset_data, member.size))
     read = len(rows), tuple(sorted({member.column for row in rows for member in row})), files
     if cut:
         return rows, ShardState(*read, -1, True, f"damaged, cut short in the middle of file {files + 1:,}")
@@ -131,7 +131,7 @@ def _count_files(file: BinaryIO) -> int:
 
 def _shard_state(tar: Path) -> ShardState:
     """Return the state of a tar, cached in the user's cache folder until the file changes."""
-    path = cache_folder() / "shards" / f"{modification_hash([tar])}.json"
+    path = cache_folder() / "shard-states" / f"{modification_hash([tar])}.json"
     with suppress(OSError, UserError, TypeError, KeyError):  # missing or damaged: read the tar again
         cached = read_json(path)
         if cached["digest"] == hash_of(json.dumps(cached["state"])):
@@ -183,7 +183,7 @@ class TarRows:
         for member in self.samples[row]:
             column, name = member.column, f"{member.key}.{member.column}"
             data = os.pread(self.file.fileno(), member.size, member.offset)  # thread-safe, unlike seek and read
-            suffix = column.rpartition(".")[2].lower()
+            suffix = column.rpartition(".")[2]
             if column in sample:
                 damage[column] = f"two files {name}"
             sample[column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
