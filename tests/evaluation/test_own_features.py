@@ -1,6 +1,7 @@
 """The few-shot command on embeddings from files."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ from index_rows import unit
 from recollect import cli
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, nested_supports, run_protocol
-from recollect.evaluation.own_features import read_arrays, vector_task
+from recollect.evaluation.own_features import read_arrays, vector_task, write_embedded
 from recollect.evaluation.zero_shot import zero_shot
 
 SHOTS = ("--shots", "1", "4", "--seeds", "2")
@@ -174,3 +175,25 @@ def test_class_texts_follow_the_numeric_order_of_labels(tmp_path):
     encoder, task = vector_task("numbered", (rows, rows), tmp_path / "t.npy")
     assert task.class_names == tuple(map(str, range(12)))
     assert zero_shot(encoder, task).rows[0]["value"] == 100
+
+
+def test_written_class_texts_belong_to_their_classes_in_any_unicode_form(encoder, task, tmp_path):
+    """macOS writes file names, and so classes, in decomposed form, which has another order."""
+    task = replace(task, class_names=("zebra 0", "e\u0301clair 1", "ant 2", "cow 3"))
+    folder = write_embedded(encoder, task, tmp_path / "out", model="m", form="npy")
+    train, test = (read_arrays(folder / f"{split}.npy", folder / f"{split}-labels.npy") for split in ("train", "test"))
+    vectors, again = vector_task("again", (train, test), folder / "texts.npy")
+    assert zero_shot(vectors, again).rows[0]["value"] == zero_shot(encoder, task).rows[0]["value"]
+
+
+def test_tested_rows_that_are_also_examples_are_reported(files, world, capsys):
+    rows, labels, _ = world
+    options = ("--methods", "prototype", "--shots", "12", "--seeds", "1")
+    run("--features", files / "own.parquet", *options, "--out", files / "first.json")
+    assert "embedded like an example" not in capsys.readouterr().err
+    table = {"vector": [*rows[:36], *rows[:4], *rows[40:]], "split": ["train"] * 36 + ["test"] * 24}
+    pq.write_table(
+        pa.table(table | {"label": NAMES[[*labels[:36], *labels[:4], *labels[40:]]].tolist()}), files / "copies.parquet"
+    )
+    run("--features", files / "copies.parquet", *options, "--out", files / "second.json")
+    assert "4 of 24" in capsys.readouterr().err

@@ -9,12 +9,16 @@ import torch
 
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.errors import UserError
-from recollect.core.progress import progress
+from recollect.core.nearest import exact_neighbors
+from recollect.core.progress import note, progress
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.reader import MAX_BROKEN_SHARE, readable_blocks
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.training.feature_store import FeatureStore
+
+_SAME_PICTURE = 1 - 1e-5
+"""Minimum cosine of equal pictures, whose embeddings differ by rounding."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,16 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
         raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
     rows = np.array(positions, dtype=np.int64)
     return Features(images, np.array(labels, dtype=np.int64), tuple(ids), tuple(domains), rows)
+
+
+def note_copies(support: Features, query: Features, where: str) -> None:
+    """Print the number of tested pictures that are embedded like an example, usually because both splits have them."""
+    scores = exact_neighbors(query.images, support.images, 1).scores[:, 0]
+    if copies := int((scores > _SAME_PICTURE).sum()):
+        note(
+            f"{where}: {copies:,} of {len(scores):,} tested pictures are embedded like an example. If both splits have "
+            "the same pictures, the accuracy is too high."
+        )
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:

@@ -12,7 +12,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.images import note
 from recollect.data.sources.subset import Subset
-from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features, note_copies
 from recollect.evaluation.few_shot_protocol import NO_ROW, FewShotTask, Protocol, draw, run_protocol
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
@@ -57,6 +57,7 @@ def few_shot(
         options = {"model": model, "seed": seed, "prefix": prefix, "cache": cache, "tuning": tuning}
         return few_shot(encoder, readable, protocol, **options)  # type: ignore[arg-type]
     query = image_features(encoder, task.query, cache)
+    note_copies(support, query, task.name)
     prompts = texts = None
     if task.class_texts != () and any(FEW_SHOT_METHODS[name](None, 1.0).reads_prompts for name in protocol.methods):
         prompts, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)

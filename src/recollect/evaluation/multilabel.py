@@ -15,7 +15,7 @@ from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.features import FeatureCache, image_features, note_copies
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import shared_images
 
@@ -158,6 +158,7 @@ def multilabel(
     sources = [task.query]
     if task.support is not None and task.support_shows is not None:
         support = image_features(encoder, task.support, cache)
+        note_copies(support, query, task.name)
         learned = task.support_shows[support.rows]
         if (constant := learned.all(axis=0) | ~learned.any(axis=0)).any():
             c = int(constant.argmax())

@@ -158,6 +158,8 @@ def _texts(path: Path, classes: Sequence[str], label_column: str | None) -> dict
             raise UserError(
                 f"{path}: has shape {matrix.shape}; needs one row for each of {len(classes)} classes in sorted order"
             )
+        order = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
+        note(f"{path}: its rows are taken as the texts of the classes in sorted order: {order}")
         return dict(zip(classes, _unit(matrix, path)[:, None], strict=True))
     found = read_vectors(path, label_column)
     if missing := sorted(set(classes) - set(found.labels.tolist())):
@@ -223,7 +225,12 @@ def _label_texts(labels: Sequence[Any], path: Path) -> tuple[np.ndarray, bool]:
     whole = (int(label) if isinstance(label, float) and label.is_integer() else label for label in labels)
     texts = (label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in whole)
     numbers = all(type(label) in (int, float) for label in labels)
-    return np.array([unicodedata.normalize("NFC", text) for text in texts]), numbers
+    return np.array([_normalized(text) for text in texts]), numbers
+
+
+def _normalized(label: str) -> str:
+    """Return a label in the Unicode form in which labels are compared and sorted."""
+    return unicodedata.normalize("NFC", label)
 
 
 def divided(rows: LabeledVectors, path: Path, division: Division) -> tuple[LabeledVectors, LabeledVectors]:
@@ -318,7 +325,7 @@ def write_embedded(
     Raises:
         UserError: ``folder`` exists.
     """
-    names = np.array(task.class_names, dtype=str)
+    names = np.array([_normalized(name) for name in task.class_names], dtype=str)
     texts = class_text_features(encoder, task, prefix)
     found = {
         split: image_features(encoder, source) for split, source in (("train", task.support), ("test", task.query))

@@ -7,7 +7,7 @@ import numpy as np
 from recollect.classifiers import LinearProbe
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Metric
-from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.features import FeatureCache, image_features, note_copies
 from recollect.evaluation.few_shot_protocol import answers
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
@@ -39,6 +39,7 @@ def linear_probe(
     if len(lost):
         raise UserError(f"{task.name}: no image of '{task.class_names[lost[0]]}' to train on can be read")
     query = image_features(encoder, task.query, cache)
+    note_copies(support, query, task.name)
     probe = LinearProbe().fit(support.images, support.labels)
     figures = answers(probe, query.images, query.labels).figures(query.labels, metric)
     rows = [{**figures, "C": probe.C_}]
