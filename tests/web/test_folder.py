@@ -149,6 +149,25 @@ def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
     assert index.add(moved).unchanged == 30
 
 
+def test_a_backup_does_not_take_the_labels_of_an_unconnected_drive(photos, opened):
+    drive, backup = photos.parent / "drive", photos.parent / "backup" / photos.name
+    drive.mkdir()
+    photos = photos.rename(drive / photos.name)
+    shutil.copytree(photos, backup)
+    first = wait_filled(opened(photos))
+    label_one(first)
+    first.session.close()
+    drive.rename(drive.with_name("unplugged"))
+    copy = wait_filled(opened(backup))
+    assert (count(copy), label_counts(copy)) == (30, [1])
+    copy.session.close()
+    drive.with_name("unplugged").rename(drive)
+    again = wait_filled(opened(photos))
+    assert (count(again), label_counts(again)) == (30, [1])
+    for page, folder in ((again, photos), (opened(backup), backup)):
+        assert {file.place for each in page.session.library.index for file in each.files} == {str(folder)}
+
+
 def test_a_renamed_folder_is_indexed_again_if_its_index_cannot_be_moved(photos, monkeypatch, capsys):
     index = folders.open_folder(photos, Record(3, "color"), ColorEncoder())
     index.add(photos)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 from recollect.core.content import hash_of
 from recollect.core.errors import UserError
+from recollect.core.files import fresh_folder
 from recollect.core.paths import expanduser
 from recollect.core.progress import note
 from recollect.core.types import Encoder
@@ -132,7 +134,10 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
 
 
 def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
-    """Reuse the indexes, labels and classifiers of a folder that was renamed or moved."""
+    """Reuse the indexes, labels and classifiers of a folder that was renamed or moved.
+
+    They are copied if the folder may only be on a drive that is not connected, and ``folder`` a backup of it.
+    """
     name = Path(folder.name).stem  # the name that `open_source` gives it
     for earlier in sorted(address.parent.glob("*")):
         try:
@@ -140,20 +145,32 @@ def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
         except UserError:  # damaged, or not an index
             continue
         if moved is not None:
-            source, prefix = moved
+            file, prefix = moved
+            connected = _has_content(Path(file.place).parent)
             for each in sorted(address.parent.glob(f"{prefix}*")):  # one index per version of the model
                 renamed = address.with_name(address.name + each.name.removeprefix(prefix))
                 try:
-                    os.rename(each, renamed)
+                    if connected:
+                        os.rename(each, renamed)
+                    else:
+                        with fresh_folder(renamed, "index") as unfinished:
+                            shutil.copytree(each, unfinished, dirs_exist_ok=True)
                 except OSError as error:  # on Windows: open in another process
                     note(f"{each}: cannot be reused for {folder} ({error.strerror}), so {folder} is indexed again")
                     return
-                relocate_source(Index.open(renamed), source, name, folder.absolute())
+                relocate_source(Index.open(renamed), file.source, name, folder.absolute())
             return
 
 
-def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[str, str] | None:
-    """Return the source of an index and the prefix of the index's name, if the source's folder is now ``folder``."""
+def _has_content(folder: Path) -> bool:
+    """Whether a folder contains anything; the mount point of a drive that is not connected is missing or empty."""
+    with suppress(OSError):
+        return any(folder.iterdir())
+    return False
+
+
+def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[File, str] | None:
+    """Return a file of an index and the prefix of the index's name, if the file's folder is now ``folder``."""
     index, checked = Index.open(earlier), set[str]()
     for file in _files(index):
         if file.place not in checked:
@@ -170,7 +187,7 @@ def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[s
     own = [each for each in files if each.place == file.place and Path(each.path).parent.name != TRASH]
     sample = own[:: len(own) // _SAMPLE + 1]
     found = sum(_has_size(folder / each.key, each.size) for each in sample)
-    return None if taken or not found or 2 * found < len(sample) else (file.source, prefix)
+    return None if taken or not found or 2 * found < len(sample) else (file, prefix)
 
 
 def _has_size(path: Path, size: int) -> bool:
