@@ -7,8 +7,9 @@ from sklearn.metrics import average_precision_score
 
 from index_rows import unit
 from recollect.classifiers.clicks.active_learning import farthest_first, next_to_label
-from recollect.classifiers.clicks.cutoff import cut_off, platt, stop_rule
+from recollect.classifiers.clicks.cutoff import cut_off, platt, plausible, stop_rule
 from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickModel
+from recollect.classifiers.heads.trust import unknown_rule
 
 
 def pool(rows=3000, classes=12, width=32, seed=0, spread=1.2):
@@ -232,3 +233,22 @@ def test_with_few_marks_half_the_suggestions_are_the_likeliest_and_half_are_dive
         nearest = (centered[near] @ centered[known].T).max(axis=1)
         assert pick == near[np.argmin(nearest)]
         known.append(pick)
+
+
+def test_yes_alone_keeps_most_other_pictures_out():
+    alone = listed = right = 0
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        centers = unit(generator.normal(size=(20, 48))) + 1.5 * 48**-0.5  # embeddings share a direction
+        labels = np.repeat(np.arange(20), 20)
+        pool = unit(centers[labels] + 0.2 * generator.normal(size=(400, 48))).astype(np.float32)
+        yes, others = np.flatnonzero(labels == 0)[:10], np.flatnonzero(labels == 1)[:10]
+        rule = unknown_rule(pool[np.concatenate([yes, others])], np.repeat([0, 1], 10))
+        near = ((pool @ rule.means.T).argmax(1) == 0) & ~rule.is_unknown(pool)
+        found, missed = plausible(ClickModel(pool, seed=1).fit(dict.fromkeys(yes.tolist(), 1)))
+        assert missed == 0
+        assert found[yes].all()
+        alone, listed, right = alone + near.sum(), listed + (near & found).sum(), right + (near & found)[:20].sum()
+    assert listed < 0.6 * alone, "the classifier alone only compares labels with one another"
+    assert right > 0.9 * 76, "nearly all of the 76 right ones stay"
+    assert plausible(ClickModel(pool).fit({0: 1})) is None

@@ -205,3 +205,10 @@ def test_the_panel_and_the_sorted_view_count_the_same_pictures(page):
 def test_sorting_needs_two_labels(shared_page):
     with pytest.raises(UserError, match="two kinds"):
         listed(shared_page.session, order="sorted")
+
+
+def test_the_sorted_view_names_labels_without_no(page):
+    add_labels(page, 24)
+    assert page.list(order="sorted")["unchecked"] == list(COLORS)
+    page.call("/api/classes/1/marks", {"ids": ["green/1.png", "blue/2.png"], "mark": -1})
+    assert page.list(order="sorted")["unchecked"] == list(COLORS)[1:]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.clicks.cutoff import plausible
 from recollect.classifiers.teaching import ClassifierModel, Support, class_prompts_of, non_pixel_digest
 from recollect.classifiers.texts import learned_scale, prompt_ensemble
 from recollect.core.errors import UserError
@@ -30,7 +31,7 @@ class SortedPictures:
     """All pictures by label.
 
     If a label has a cut-off, its pictures are those above it, which are also the likely matches counted in the panel.
-    The classifier assigns the other pictures.
+    The classifier assigns the other pictures, if they are `plausible` for their label.
 
     Attributes:
         view: version of the index.
@@ -41,6 +42,8 @@ class SortedPictures:
         probability: probability of that label.
         reportable: whether there are enough marks to report the probability.
         certainty: highest class probability by the classifier, which compares the labels with one another.
+        unchecked: labels without a cut-off.
+        missed: number of pictures marked ✓ for these labels that would not be `plausible` without their mark.
     """
 
     view: View
@@ -51,6 +54,8 @@ class SortedPictures:
     probability: np.ndarray
     reportable: np.ndarray
     certainty: np.ndarray
+    unchecked: tuple[str, ...]
+    missed: int
 
     @property
     def unknown(self) -> np.ndarray:
@@ -139,12 +144,19 @@ class Sorting:
                 return found
             classifier = self.classifier(view)
             names = classifier.classes
-            cuts = {each.name: taught.cut(ShownRows.all(view)) for each, taught in self.teacher.answers(view)}
+            answers = self.teacher.answers(view)
+            cuts = {each.name: taught.cut(ShownRows.all(view)) for each, taught in answers}
             blocks = [view.vectors[start : start + _BATCH] for start in range(0, len(view.vectors), _BATCH)]
             p = np.concatenate([classifier.predict_proba(block) for block in blocks])
             best, certainty = p.argmax(axis=1), p.max(axis=1)
             unknown = np.concatenate([classifier.is_unknown(block) for block in blocks])
             members = (best[:, None] == np.arange(len(names))) & ~unknown[:, None]
+            unchecked = [(each, taught) for each, taught in answers if each.name in names and cuts[each.name] is None]
+            missed = 0
+            for each, taught in unchecked:
+                if (may := plausible(taught.fit)) is not None:
+                    members[:, names.index(each.name)] &= may[0]
+                    missed += may[1]
             reportable = np.full(len(names), classifier.enough_examples)
             with_cut = {c: cut for c, name in enumerate(names) if (cut := cuts.get(name)) is not None}
             if with_cut:
@@ -154,7 +166,16 @@ class Sorting:
             best = np.where(members.any(axis=1), np.where(members, p, -1).argmax(axis=1), best)
             probability = p[np.arange(len(p)), best]
             self._sorted = SortedPictures(
-                view, revision, classifier, members, best, probability, reportable[best], certainty
+                view,
+                revision,
+                classifier,
+                members,
+                best,
+                probability,
+                reportable[best],
+                certainty,
+                tuple(each.name for each, _ in unchecked),
+                missed,
             )
             return self._sorted
 
@@ -190,11 +211,13 @@ class Sorting:
     def _counts(self, found: SortedPictures, rows: np.ndarray) -> dict[str, Any]:
         """Return the number of pictures per class, and held-out figures of the classifier."""
         classifier, unknown = found.classifier, found.unknown[rows]
+        rejected = classifier.unknown_rule.rejected
         counts = zip(classifier.classes, found.members[rows].sum(axis=0).tolist(), strict=True)
         return {
             "classes": [{"name": name, "pictures": count} for name, count in counts],
+            "unchecked": list(found.unchecked),
             "none": int(unknown.sum()),
-            "none_rate": classifier.unknown_rule.rejected,
+            "none_rate": None if rejected is None else min(1.0, rejected + found.missed / len(classifier.support)),
             "method": classifier.method,
             "held_out": dict(classifier.calibration),
         }

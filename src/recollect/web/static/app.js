@@ -169,7 +169,7 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   Object.assign(state, { listing: mode, left: answer.total });
   view("grid");
   const none = ["next", "clicked"].includes(mode);
-  present({ answer, ask, describe: (found) => t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total }) }, options);
+  present({ answer, ask, describe: (found) => t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total, label: classes.activeName }) }, options);
 }, guarded(async (undone) => { await changed(); if (undone && undone.class === undefined) await returned(); }), where);
 
 // updates the page after an undo restored pictures
@@ -305,7 +305,7 @@ async function clicked(tile, mark, key = classes.active) {
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   if (state.listing === "next") { state.left = answer.listing.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, describe: (found) => t("status.likely", { n: found.total }) }, { keep: true }); // the next picture moves to this position
+  present({ ...list, describe: (found) => t("status.likely", { n: found.total, label: classes.activeName }) }, { keep: true }); // the next picture moves to this position
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };

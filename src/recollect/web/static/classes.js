@@ -78,6 +78,8 @@ export class Classes {
     this.draw();
   }
 
+  get activeName() { return this.list.find((each) => each.class === this.active)?.name ?? ""; }
+
   ask(mode = this.mode, label = this.active) { return { order: mode, label, where: this.where() || null }; }
 
   async rank(mode, options = {}) {

@@ -202,7 +202,7 @@ export class Grid {
     }
     image.alt = known ? named(known) : "";
     words.textContent = known ? named(known) : "";
-    const probability = known?.p ?? null;
+    const probability = this.ask.order === "search" ? null : known?.p ?? null; // of the label, not of the search
     score.textContent = probability !== null ? `${Math.round(100 * probability)}%` : this.scores && typeof known?.score === "number" ? known.score.toFixed(3) : "";
     before.textContent = known?.before && known.before !== tile.index + 1 ? `${tile.index + 1} ← ${known.before}` : "";
     if (known && known.says !== undefined) caption.textContent = sorted(known);

@@ -18,9 +18,9 @@ export class Sorted {
   }
 
   draw(answer, show, where) {
-    const { held_out: held, none_rate: rate } = answer;
+    const { held_out: held, none_rate: rate, unchecked } = answer;
     const trust = held.accuracy === undefined ? t("sorted.few", { n: held.examples ?? 0 }) : t("sorted.right", { share: percent(held.accuracy), n: held.examples });
-    this.note.textContent = [t(where ? "sorted.by.all" : "sorted.by"), trust, rate ? t("sorted.rejected", { share: percent(rate) }) : ""].join(" ");
+    this.note.textContent = [t(where ? "sorted.by.all" : "sorted.by"), trust, rate ? t("sorted.rejected", { share: percent(rate) }) : "", unchecked.length ? t("sorted.unchecked", { names: unchecked.join(", ") }) : ""].join(" ");
     const choices = [["doubtful", t("sorted.doubtful"), null], ...answer.classes.map(({ name, pictures }) => [`class:${name}`, name, pictures]), ["none", t("sorted.none"), answer.none]];
     fill(this.place, choices.map(([key, name, count]) => {
       const button = element("button", key === show ? "chosen" : "", count === null ? name : `${name} ${number(count)}`);
