@@ -236,7 +236,7 @@ def test_with_few_marks_half_the_suggestions_are_the_likeliest_and_half_are_dive
 
 
 def test_yes_alone_keeps_most_other_pictures_out():
-    alone = listed = right = 0
+    alone = listed = right = lost = 0
     for seed in range(4):
         generator = np.random.default_rng(seed)
         centers = unit(generator.normal(size=(20, 48))) + 1.5 * 48**-0.5  # embeddings share a direction
@@ -246,9 +246,10 @@ def test_yes_alone_keeps_most_other_pictures_out():
         rule = unknown_rule(pool[np.concatenate([yes, others])], np.repeat([0, 1], 10))
         near = ((pool @ rule.means.T).argmax(1) == 0) & ~rule.is_unknown(pool)
         found, missed = plausible(ClickModel(pool, seed=1).fit(dict.fromkeys(yes.tolist(), 1)))
-        assert missed == 0
+        lost += missed
         assert found[yes].all()
         alone, listed, right = alone + near.sum(), listed + (near & found).sum(), right + (near & found)[:20].sum()
-    assert listed < 0.6 * alone, "the classifier alone only compares labels with one another"
+    assert lost <= 2
+    assert listed < 0.5 * alone, "the classifier alone only compares labels with one another"
     assert right > 0.9 * 76, "nearly all of the 76 right ones stay"
     assert plausible(ClickModel(pool).fit({0: 1})) is None

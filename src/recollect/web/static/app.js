@@ -208,7 +208,7 @@ const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
   present({ answer, ask, describe: (found) => t("pictures", { n: found.total }) }, options);
-}, where);
+}, where, () => showStatus(state.list));
 
 // saved and recent searches; searches by an uploaded picture have no address
 const searches = new Searches({

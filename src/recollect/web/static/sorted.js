@@ -3,14 +3,17 @@ import { api, element, fill, guarded } from "./api.js";
 import { number, percent, t } from "./strings.js";
 
 export class Sorted {
-  constructor(begin, show, where) {
+  // idle: called when loading fails
+  constructor(begin, show, where, idle) {
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { begin, show, where, chosen: "doubtful", note: get("sorted-note"), place: get("sorted-classes") });
+    Object.assign(this, { begin, show, where, idle, chosen: "doubtful", note: get("sorted-note"), place: get("sorted-classes") });
     this.choose = guarded((show) => this.load(show));
   }
 
   async load(show, options = {}) {
-    const where = this.where(), current = this.begin(), ask = { order: "sorted", show, where: where || null }, answer = await api.list(ask);
+    const where = this.where(), current = this.begin(options.keep ? "" : t("sorted.waiting")), ask = { order: "sorted", show, where: where || null };
+    let answer;
+    try { answer = await api.list(ask); } catch (error) { if (current()) this.idle(); throw error; }
     if (!current()) return;
     this.chosen = show;
     this.draw(answer, show, where);

@@ -151,6 +151,7 @@ const STRINGS = {
 
   // by label
   "sorted.classes": ["Pictures by label", "Bilder nach Label"],
+  "sorted.waiting": ["Sorting …", "Sortieren …"],
   "sorted.doubtful": ["Least certain first", "Unsicherste zuerst"],
   "sorted.none": ["No matching label", "Kein Label passt"],
   "sorted.by": ["Sorted by a classifier learned from your marks.", "Sortiert von einem Klassifikator aus Ihren Markierungen."],
