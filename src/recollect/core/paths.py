@@ -34,28 +34,33 @@ def resolve_stored(name: str, place: str | Path) -> str:
     return next((str(folder / name) for folder in (here, *here.parents) if (folder / name).exists()), name)
 
 
-def visible_files(folder: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
+def visible_files(
+    folder: Path, on_error: Callable[[OSError], None] | None = None, links: list[Path] | None = None
+) -> Iterator[str]:
     """Yield the files in a folder and its subfolders in any order, without hidden ones and without following links.
 
     Args:
         on_error: called for each folder that cannot be read; they are skipped by default.
+        links: list to which links to folders are added.
     """
     for place, folders, names in os.walk(folder, onerror=on_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if links is not None:
+            links += [Path(place, name) for name in folders if os.path.islink(os.path.join(place, name))]
         yield from (os.path.join(place, name) for name in names if not name.startswith("."))
 
 
-def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+def files_in(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
     """List the files in a folder and its subfolders, without hidden ones; links to folders are not followed.
 
     Returns:
-        The files, sorted; and the files and folders without read permission, sorted.
+        The files; the files and folders without read permission; and the links to folders. Each is sorted.
 
     Raises:
         UserError: the folder itself cannot be read.
     """
-    files, unreadable = list[str](), list[Path]()
-    for path in visible_files(folder, lambda error: unreadable.append(Path(error.filename))):
+    files, unreadable, links = list[str](), list[Path](), list[Path]()
+    for path in visible_files(folder, lambda error: unreadable.append(Path(error.filename)), links):
         try:
             if stat.S_ISREG(os.stat(path).st_mode):
                 files.append(path)
@@ -66,7 +71,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     if folder in unreadable:
         raise UserError(f"{folder}: no permission to read this folder. Name another folder, or change its permissions.")
     files.sort(key=lambda path: path.split(os.sep))  # the order of Path; sorting a million Paths takes a minute
-    return [Path(path) for path in files], sorted(unreadable)
+    return [Path(path) for path in files], sorted(unreadable), sorted(links)
 
 
 def may_exist_unlisted(path: Path) -> bool:

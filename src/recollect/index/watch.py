@@ -114,7 +114,7 @@ def pictures_below(folder: Path) -> Iterator[str]:
 def _files_below(folder: Path) -> Iterator[str]:
     """Yield the paths of pictures, their caption files and metadata files."""
     for path in visible_files(folder):
-        if _is_picture(path) or os.path.basename(path) in METADATA or path.lower().endswith(".txt"):
+        if _is_picture(path) or os.path.basename(path).lower() in METADATA or path.lower().endswith(".txt"):
             yield path
 
 

@@ -1,12 +1,14 @@
 """Opening tables from a path or a hub id with the ``datasets`` library."""
 
 import atexit
+import codecs
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -58,6 +60,7 @@ _CHAIN_SEPARATOR = "::"
 
 _WORDNET_ID = re.compile(r"n\d{8}")  # ImageNet's folders
 _HUB_SECONDS = 5.0
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MAX_CAPTION_BYTES = 4096  # larger text files next to pictures are not captions
 _CELL_COUNT_ERROR = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas
 
@@ -136,7 +139,7 @@ def _open_folder(folder: Path, lost_share: float) -> Tables:
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if chosen and suffixes is PICTURE_ENDINGS:
             return _open_pictures(folder, files)
-        if chosen and not (suffixes == {".parquet"} and all(file.name in METADATA for file in chosen)):
+        if chosen and not (suffixes == {".parquet"} and all(file.name.lower() in METADATA for file in chosen)):
             return _open_files(chosen, folder, folder.name, lost_share)
     unread = f"; {kinds}" if (kinds := describe_unsupported(files)) else ""
     raise UserError(f"{folder}: empty source; no images, Parquet, tar, CSV or JSON-lines files{unread}")
@@ -163,13 +166,17 @@ def _open_saved(folder: Path) -> Tables:
 def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     """Open images in one folder per class or with metadata files; top folders may be splits."""
     pictures = filter_pictures(files, folder)
-    described = [file for file in files if file.name in METADATA]
+    described = [file for file in files if file.name.lower() in METADATA]
     # Include pictures without metadata, because a folder "test" next to other folders is not a split.
     groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
     listed = _class_list(folder)
     captions = {} if described else _caption_files(pictures, files)
     if described:
         splits = _pictures_by_metadata(groups, described, folder)
+        paths = (pc.struct_field(each.data.column("image"), "path").to_pylist() for each in splits.values())
+        rows = {os.path.normpath(folder / path) for some in paths for path in some if path}
+        if absent := sum(os.path.normpath(each) not in rows for each in pictures):
+            note(f"{folder}: skipped {counted(absent, 'picture')} that no metadata file lists")
     else:
         splits = _pictures_by_folder(groups, len(listed), captions)
     read = [file for file, _ in captions.values()]
@@ -194,7 +201,8 @@ def _caption_text(file: Path) -> str:
     text = ""
     with suppress(OSError):  # no permission, or deleted meanwhile
         if file.stat().st_size <= _MAX_CAPTION_BYTES:
-            text = file.read_bytes().decode("utf-8-sig", errors="replace")
+            data = file.read_bytes()  # Windows PowerShell writes UTF-16
+            text = data.decode("utf-16" if data[:2] in _UTF16_MARKS else "utf-8-sig", errors="replace")
     return text if any(map(str.isalpha, text)) else ""
 
 
@@ -268,7 +276,7 @@ def _pictures_by_folder(
     """
     paths = {split: [os.path.abspath(name) for name in names] for split, names in groups.items()}
     all_paths = [path for some in paths.values() for path in some]
-    names = sorted({os.path.basename(os.path.dirname(path)) for path in all_paths})
+    names = sorted({_folder_name(path) for path in all_paths})
     labeled = len(names) > 1 and len({path.count(os.sep) for path in all_paths}) == 1
     number = {name: index for index, name in enumerate(names)}
     kind = datasets.Value("int64") if listed == len(names) else datasets.ClassLabel(names=names)
@@ -286,7 +294,7 @@ def _pictures_by_folder(
         )
         columns = {"image": files}
         if labeled:
-            columns["label"] = pa.array([number[os.path.basename(os.path.dirname(path))] for path in some], pa.int64())
+            columns["label"] = pa.array([number[_folder_name(path)] for path in some], pa.int64())
         written = [captions[path][1] if path in captions else "" for path in some] if captions else []
         if captions:
             columns["txt"] = pa.array(written, pa.string())
@@ -295,6 +303,11 @@ def _pictures_by_folder(
         info = datasets.DatasetInfo(features=features)
         tables[split] = datasets.Dataset(table, info=info, split=datasets.NamedSplit(split), fingerprint=digest)
     return tables
+
+
+def _folder_name(path: str) -> str:
+    """Return the name of a picture's folder in composed form; macOS writes it in decomposed form."""
+    return unicodedata.normalize("NFC", os.path.basename(os.path.dirname(path)))
 
 
 def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> Tables:
@@ -397,7 +410,7 @@ def _data_files(names: Sequence[str]) -> DataFilesList:
 
 def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str) -> dict[str, datasets.Dataset]:
     """Load WebDataset tars as tables; fields may be missing in some samples."""
-    kinds = {"json": "string", "txt": "string", "text": "string", "cls": "int64"}
+    kinds = {"json": "string", "txt": "string", "text": "string", "caption": "string", "cls": "int64"}
     features = datasets.Features({name: datasets.Value(kinds[name]) for name in sorted(columns & kinds.keys())})
     for name in sorted(columns - kinds.keys()):
         if f".{name.rpartition('.')[2].lower()}" in PICTURE_ENDINGS:
@@ -432,7 +445,7 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
                     value = row.setdefault(name, None)
                     if isinstance(value, bytes):
                         row[name] = {"path": f"{row['__key__']}.{name}", "bytes": value}
-                row |= dict.fromkeys(damage.keys() & {"txt", "text", "json"})
+                row |= dict.fromkeys(damage.keys() & {"txt", "text", "caption", "json"})
                 row[DAMAGE_KEY] = "; ".join(damage.values()) or None
                 yield row
 

@@ -174,15 +174,16 @@ def describe_unsupported(files: Sequence[Path]) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the files of a folder and its subfolders, sorted, without hidden files; report unreadable folders.
+    """Return the files of a folder and its subfolders, sorted, without hidden files; report the folders left out.
 
     Raises:
         UserError: the folder itself cannot be read.
     """
-    files, closed = files_in(folder)
-    if closed:
-        shown = ", ".join(str(path.relative_to(folder)) for path in closed[:3]) + (" …" if len(closed) > 3 else "")
-        note(f"{folder}: skipped because they cannot be read: {shown}")
+    files, *skipped = files_in(folder)
+    for paths, what in zip(skipped, ("because they cannot be read", "links to folders"), strict=True):
+        if paths:
+            shown = ", ".join(str(path.relative_to(folder)) for path in paths[:3]) + (" …" if len(paths) > 3 else "")
+            note(f"{folder}: skipped {what}: {shown}")
     return files
 
 

@@ -42,7 +42,7 @@ def find_labels(table: datasets.Dataset, columns: Columns, origin: Origin) -> La
     if is_list(column.type):
         return Labels(own_names, _unlabeled(len(table)))
     if is_text(column.type) or pa.types.is_boolean(column.type):
-        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        column = pc.utf8_normalize(pc.utf8_trim_whitespace(column.cast(pa.string())), "NFC")
         words = sorted({word for word in pc.unique(column).to_pylist() if word})
         ids = _indices(column, words)
         names = tuple(words)
