@@ -129,6 +129,25 @@ def test_webdataset_shards_with_several_image_formats(make, shade):
     assert [shade(masks[number]) for number in range(3)] == [0, 9, 99]
 
 
+def test_text_files_in_a_webdataset_may_be_called_caption_and_have_a_byte_order_mark(make):
+    files = {"png": make.encoded(make.picture(0)), "caption": b"\xef\xbb\xbfa dog"}
+    for stream in ("", "?stream=yes"):
+        source = open_source(f"{make.tar([('0', files)], '1.tar')}{stream}")
+        assert [sample.texts for sample in source] == [("a dog",)]
+
+
+def test_lists_of_captions_in_a_csv_are_lists(make):
+    make.pictures(["0.png", "1.png", "2.png"], ".")
+    table = make.text("list.csv", 'image,captions\n0.png,"[""a dog"", ""it, runs""]"\n1.png,[]\n2.png,[a] dog\n')
+    source = open_source(str(table), keep_textless=True)
+    assert [sample.texts for sample in source] == [("a dog", "it, runs"), (), ("[a] dog",)]
+
+
+def test_captions_stored_as_bytes_are_text(make):
+    source = open_source(str(make.parquet({"caption": [b"caf\xc3\xa9", b"b"]})))
+    assert [sample.texts for sample in source] == [("caf\u00e9",), ("b",)]
+
+
 def test_suffixes_in_a_webdataset_may_be_upper_case(make, shade):
     make.tar(
         [(f"{number}", {"JPG": make.encoded(make.picture(number)), "TXT": b"a dog"}) for number in range(2)], "1.tar"
@@ -202,6 +221,34 @@ def test_an_unreadable_caption_file_leaves_its_picture_without_captions(make, mo
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)  # the tests may run as root, who may read everything
     assert [sample.texts for sample in open_source(str(root), keep_textless=True)] == [("a cat",), ()]
+
+
+def test_caption_files_of_windows_powershell_are_in_utf_16(make):
+    root = make.pictures(["a.png"])
+    (root / "a.txt").write_text("caf\u00e9", "utf-16")
+    assert [sample.texts for sample in open_source(str(root))] == [("caf\u00e9",)]
+
+
+def test_skipped_links_and_unlisted_pictures_are_reported(make, capfd):
+    make.pictures(["elsewhere/cat/a.png"])
+    root = make.pictures(["a.png", "b.png", "sub/c.png"], "some")
+    (root / "linked").symlink_to(make.folder / "pictures" / "elsewhere")
+    assert len(open_source(str(root), keep_textless=True)) == 3
+    error = capfd.readouterr().err
+    assert "linked" in error
+    assert "no metadata" not in error
+    make.text("some/Metadata.CSV", "file_name,caption\n./a.png,a\n")
+    assert [sample.texts for sample in open_source(str(root))] == [("a",)]
+    assert "2 pictures" in capfd.readouterr().err
+
+
+def test_class_names_in_any_unicode_form_are_one_class(make):
+    names = ["caf\u00e9", "cafe\u0301", "bar"]
+    root = make.pictures([f"{name}/{number}.png" for number, name in enumerate(names)])
+    table = make.parquet({"label": names})
+    for source in (open_source(str(root)), open_source(str(table))):
+        assert source.class_names == ("bar", "caf\u00e9")
+        assert sorted(sample.label for sample in source) == [0, 1, 1]
 
 
 @pytest.mark.parametrize("content", ["0 0.5 0.5 0.25 0.25\n", "one long document\n" * 300, ""])

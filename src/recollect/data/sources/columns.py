@@ -164,16 +164,21 @@ def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
         row: values by column.
         columns: names joined by commas. ``a.b``, if there is no such column, is field ``b`` of column ``a`` (a
             structure, a list of structures, or JSON text). ``txt``, a WebDataset file, has one caption per line, as in
-            CLIP_benchmark's data sets.
+            CLIP_benchmark's data sets. A JSON list of texts, as `recollect index export` writes to CSV, is a list.
     """
     texts: list[str] = []
     for name in columns.split(","):
         outer, *inner = (name,) if name in row else name.split(".")
         value = row.get(outer)
         if isinstance(value, str):
-            value = _structure(value) if inner else value.splitlines() if name == "txt" else value
+            value = _structure(value) if inner else value.splitlines() if name == "txt" else _listed(value)
         texts += _texts(_lookup(value, inner) if inner else value)
     return tuple(texts)
+
+
+def _listed(text: str) -> Any:
+    found = _structure(text) if text.startswith('["') or text == "[]" else None
+    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else text
 
 
 def _structure(text: str) -> Any:
@@ -196,5 +201,5 @@ def _texts(value: Any) -> list[str]:
         return []
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
-    text = str(value).strip()
+    text = (value.decode(errors="replace") if isinstance(value, bytes) else str(value)).strip()
     return [text] if text else []

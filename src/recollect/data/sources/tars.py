@@ -36,7 +36,7 @@ _SIZES_FILE = "sizes.json"
 _CACHE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 """Errors of the cache folder; all others are attributed to the server."""
 
-_TEXT_SUFFIXES = frozenset({"txt", "text", "json", "cls"})
+_TEXT_SUFFIXES = frozenset({"txt", "text", "caption", "json", "cls"})
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class TarRows:
             suffix = column.rpartition(".")[2]
             if column in sample:
                 damage[column] = f"two files {name}"
-            sample[column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
+            sample[column] = data.decode("utf-8-sig", "replace") if suffix in _TEXT_SUFFIXES else data
             if suffix in _TEXT_SUFFIXES and (error := _format_error(data, suffix)):
                 damage.setdefault(column, f"{name} is not {error}")
         return sample | ({DAMAGE_KEY: damage} if damage else {})
@@ -195,7 +195,7 @@ class TarRows:
 def _format_error(data: bytes, suffix: str) -> str:
     """Return the format that a text file violates, with details; empty if the file is valid."""
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
         if suffix == "json":
             json.loads(text)
     except (ValueError, RecursionError) as error:
