@@ -298,6 +298,16 @@ def test_pictures_at_the_top_follow_the_name_of_their_folder(tmp_path, encoder):
     assert [each.folder for each in index] == ["holidays"]
 
 
+def test_class_numbers_without_names_are_labels(tmp_path, encoder):
+    for number in range(2):
+        write_picture(tmp_path / f"{number}.png", number)
+    (tmp_path / "table.csv").write_text("image,label\n0.png,7\n1.png,9\n")
+    index = build(tmp_path / "table.csv", tmp_path, encoder)
+    assert sorted(each.labels for each in index) == [("7",), ("9",)]
+    (id,) = index.ids_where("label = '7'")
+    assert [file.key for file in index.pictures([id])[0].files] == ["0.png"]
+
+
 def test_a_limit_keeps_captions_from_later_rows(tmp_path, encoder):
     table, pictures = tmp_path / "table.parquet", list[bytes]()
     for number in range(3):

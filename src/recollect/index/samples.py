@@ -172,10 +172,10 @@ class SampleReader:
     def _said(self, sample: Sample) -> dict[str, Any]:
         """Return captions, label and metadata of a sample, without empty values."""
         texts = tuple(text.strip() for text in sample.texts if text.strip())
-        labeled = sample.label != NO_LABEL and bool(self.source.class_names)
-        label = self.source.class_names[sample.label] if labeled else ""
+        names, labeled = self.source.class_names, sample.label != NO_LABEL
+        label = (names[sample.label] if names else str(sample.label)) if labeled else ""
         if sample.kind == "label" or not texts:
-            filled = labeled and self.options.template is not None
+            filled = labeled and names and self.options.template is not None
             texts = (fill(str(self.options.template), label),) if filled else () if sample.kind == "label" else texts
         if self.options.captions == "first":
             texts = texts[:1]
