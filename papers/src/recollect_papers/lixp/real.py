@@ -108,7 +108,7 @@ VARIATIONS = (
 )  # fmt: skip
 """Arms of ``lixp/variations``: an MLP head (except LiT) with another loss, larger batches, or labels."""
 _BRIEF: Mapping[str, Any] = {"seeds": 3, "steps": (100, 200)}
-_STAGE_RATES = (3e-5, 1e-4, 3e-4)
+_STAGE_RATES = (3e-5, 1e-4)
 UNLOCKED_FAMILIES = (
     Family("MLP head, locked", HeadRecipe(), **_BRIEF),
     Family("MLP head, unlocked", HeadRecipe(), "MLP head, locked", stage_rates=_STAGE_RATES, **_BRIEF),
