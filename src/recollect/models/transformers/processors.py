@@ -62,7 +62,7 @@ def _agree(transform: ImageTransform, processor: Any, name: str) -> bool:
     across, down = np.meshgrid(np.linspace(0, 255, 2 * side), np.linspace(0, 255, 3 * side // 2))
     picture = Image.fromarray(np.stack([across, down, 255 - across], axis=2).astype(np.uint8))
     with user_errors(f"{name}: its image processor fails"):
-        expected = np.asarray(processor(picture, return_tensors="np")["pixel_values"])[0]
+        expected = processor(picture, return_tensors="pt")["pixel_values"][0].float().numpy()
     found = transform(picture).numpy()
     return found.shape == expected.shape and bool(np.abs(found - expected).mean() < _TOLERANCE * np.ptp(expected))
 
