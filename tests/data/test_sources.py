@@ -193,7 +193,7 @@ def test_class_names_for_folders_named_by_id(make, capfd):
     assert "3 names" in capfd.readouterr().err
 
 
-def test_text_files_next_to_pictures_are_captions(make):
+def test_text_files_next_to_pictures_are_captions(make, capfd):
     root = make.pictures(["train/cat/a.png", "train/cat/b.jpg", "train/owl/c.png", "val/owl/d.png"])
     (root / "train/cat/a.txt").write_text("a cat\n\n a gray cat \n", "utf-8")
     (root / "train/cat/b.TXT").write_bytes(b"\xef\xbb\xbfcaf\xe9")  # with a byte-order mark and invalid UTF-8
@@ -206,7 +206,9 @@ def test_text_files_next_to_pictures_are_captions(make):
     changed = open_source(str(root), split="train")
     assert (changed[0].texts, changed.fingerprint == before) == (("a dog",), False)
     (root / "train/cat/b.TXT").unlink()  # one caption for four pictures is not enough
+    capfd.readouterr()
     assert open_source(str(root), split="train").kind == "label"
+    assert "a.txt" in capfd.readouterr().err
 
 
 def test_an_unreadable_caption_file_leaves_its_picture_without_captions(make, monkeypatch):

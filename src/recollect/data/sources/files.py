@@ -174,7 +174,7 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     if described:
         splits = _pictures_by_metadata(groups, described, folder)
         paths = (pc.struct_field(each.data.column("image"), "path").to_pylist() for each in splits.values())
-        rows = {os.path.normpath(folder / path) for some in paths for path in some if path}
+        rows = {os.path.normpath(os.path.join(folder, path)) for some in paths for path in some if path}
         if absent := sum(os.path.normpath(each) not in rows for each in pictures):
             note(f"{folder}: skipped {counted(absent, 'picture')} that no metadata file lists")
     else:
@@ -184,7 +184,9 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
 
 
 def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str, tuple[Path, str]]:
-    """Map absolute picture paths to caption file and text (``photo.jpg``, ``photo.txt``); empty if most have none.
+    """Map absolute picture paths to caption file and text (``photo.jpg``, ``photo.txt``).
+
+    The result is empty if most pictures have none; captions that are left out are reported.
 
     Long text files are treated as documents, and files without letters as bounding boxes (YOLO).
     """
@@ -193,7 +195,13 @@ def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str,
         return {}
     found = {os.path.abspath(each): file for each in pictures if (file := texts.get(each.with_suffix("")))}
     captions = {picture: (file, text) for picture, file in found.items() if (text := _caption_text(file))}
-    return captions if 2 * len(captions) >= len(pictures) else {}
+    if 2 * len(captions) >= len(pictures):
+        return captions
+    if captions:
+        file, _ = next(iter(captions.values()))
+        which = f"{counted(len(captions), 'text file')} next to pictures, such as {file}"
+        note(f"ignored {which}: fewer than half of the pictures have one, so they may not be captions")
+    return {}
 
 
 def _caption_text(file: Path) -> str:
