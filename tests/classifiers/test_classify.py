@@ -181,6 +181,14 @@ def test_a_table_gives_the_same_examples_as_folders(folders):
     np.testing.assert_array_equal(table.support.features, teach(folders).support.features)
 
 
+def test_a_table_from_the_page_gives_only_the_pictures_marked_as_the_class(tmp_path):
+    lines = ["id,file,class,clicked,probability,yes", "1,a.png,cat,1,0.9,True", "2,b.png,cat,-1,0.9,True",
+             "3,c.png,cat,0,0.8,True", "4,d.png,dog,1,,True"]  # fmt: skip
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    found = find_examples(tmp_path / "labels.csv")
+    assert [(file.name, name) for file, name in found] == [("a.png", "cat"), ("d.png", "dog")]
+
+
 @pytest.mark.parametrize(
     "text",
     [

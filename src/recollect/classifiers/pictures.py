@@ -179,6 +179,8 @@ def _table_examples(table: Path) -> list[tuple[Path, str]]:
         )
     examples = []
     for number, row in enumerate(rows, start=2):
+        if row.get("clicked") in ("0", "-1"):  # in a table from the page: a prediction, or a picture of another class
+            continue
         file, label = (row[files] or "").strip(), (row[labels] or "").strip()
         if not file or not label:
             raise UserError(
