@@ -42,6 +42,7 @@ def pairs(data):
         "prefix/real",
         "reco/real",
         "reco/reading",
+        "reco/starter",
         "efsa/real",
     ],
 )
@@ -200,3 +201,16 @@ def test_both_parts_of_a_split_tower_give_the_same_features():
         parts = end(TowerStart(tower)(pixels).pooler_output)
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
     assert not any(module.training for module in end.layers.modules())
+
+
+def test_a_mean_that_lowers_recall_is_not_chosen():
+    from recollect_papers.reco.real import MODES, Way, kept_search
+
+    ways = [Way(f"mean, weight {weight}", None, weight=weight) for weight in (0.1, 0.2, 0.3)]
+    found = Measurements({"ways": [way.name for way in ways]})
+    found.add({"arm": "model alone", "mode": "", "set": "R@10"}, 0, 50.0)
+    for way, recall, concepts in zip(ways, (51.0, 50.0, 49.0), (10.0, 20.0, 30.0), strict=True):
+        for number, mode in enumerate(MODES):  # the best side of the last would win if recall did not count
+            found.add({"arm": way.name, "mode": mode, "set": "R@10"}, 0, recall - number)
+            found.add({"arm": way.name, "mode": mode, "set": "concepts"}, 0, concepts + 100 * number * (recall < 50))
+    assert kept_search(found, ways).weight == 0.2

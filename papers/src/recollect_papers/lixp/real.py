@@ -15,7 +15,7 @@ from typing import Any
 from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
 from recollect_papers.real.arms import SHOT_NAMES, TOWER, ArmRunner, choose, open_runner, result_columns, worlds
-from recollect_papers.real.data import LIGHT_ROLES, Roles
+from recollect_papers.real.data import FLICKR_ROLES, LIGHT_ROLES, Roles
 from recollect_papers.real.heads import LABELS, HeadRecipe
 from recollect_papers.study import StudyOptions
 
@@ -239,7 +239,7 @@ variations = TableStudy("lixp/variations", _measure_variations, _form, worlds(LE
 
 
 def _measure_unlocked(options: StudyOptions) -> Measurements:
-    return _measured(options, open_runner(options, "lixp-unlocked", LIGHT_ROLES, maps=True), UNLOCKED_FAMILIES, {})
+    return _measured(options, open_runner(options, "lixp-unlocked", FLICKR_ROLES, maps=True), UNLOCKED_FAMILIES, {})
 
 
 _UNLOCKED = (

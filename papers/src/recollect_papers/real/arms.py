@@ -83,9 +83,10 @@ class ArmRunner:
         """Train a recipe with a seed and measure it on the ``choosing`` (validation) or ``testing`` sets."""
         roles = self.data.roles
         training = tuple(training or roles.training)
-        sets = roles.choosing if part == "choosing" else roles.testing
-        read = self.data.digest(*_files(training), *sets)
-        settings = [asdict(recipe), training, part, {name: list(splits) for name, splits in sets.items()}, read]
+        sets, pools = roles.measured(part)
+        read = self.data.digest(*_files(training), *sets, *pools)
+        splits = {name: list(splits) for name, splits in sets.items()}
+        settings = [asdict(recipe), training, part, splits, pools, read]
         return self.figures(
             arm, seed, settings,
             lambda: measure(self.model(recipe, seed, training), self.data, part, named=recipe.steps > 0),

@@ -91,6 +91,10 @@ class Roles:
     pools: Mapping[str, str]
     whole: tuple[str, ...] = ()
 
+    def measured(self, part: str) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, str]]:
+        """Return the labeled sets and pools to measure for ``choosing`` settings, or for ``testing``."""
+        return (self.choosing, dict([self.choosing_pool])) if part == "choosing" else (self.testing, self.pools)
+
 
 class RealData(Protocol):
     """Source of features for studies."""
@@ -143,6 +147,9 @@ LIGHT_ROLES = Roles(
     whole=("ucm_captions",),
 )
 """Fewer sets and pictures, for studies with many measurements per model."""
+
+FLICKR_ROLES = replace(LIGHT_ROLES, pools={"flickr8k": "test"})
+"""`LIGHT_ROLES`, for studies that choose settings by retrieval: other pictures are searched for testing."""
 
 
 class TowerStart(nn.Module):

@@ -24,8 +24,7 @@ def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Me
         part: ``choosing`` or ``testing``.
         named: whether the model has a text side.
     """
-    roles = data.roles
-    sets, pools = (roles.choosing, dict([roles.choosing_pool])) if part == "choosing" else (roles.testing, roles.pools)
+    sets, pools = data.roles.measured(part)
     return measure_sets(model, data, sets, pools if named else {}, named=named, part=part)
 
 
