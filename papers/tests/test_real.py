@@ -209,8 +209,8 @@ def test_a_mean_that_lowers_recall_is_not_chosen():
     ways = [Way(f"mean, weight {weight}", None, weight=weight) for weight in (0.1, 0.2, 0.3)]
     found = Measurements({"ways": [way.name for way in ways]})
     found.add({"arm": "model alone", "mode": "", "set": "R@10"}, 0, 50.0)
-    for way, recall, concepts in zip(ways, (51.0, 50.0, 49.0), (10.0, 20.0, 30.0), strict=True):
+    for way, r10, concepts in zip(ways, (51.0, 50.0, 49.0), (10.0, 20.0, 30.0), strict=True):
         for number, mode in enumerate(MODES):  # the best side of the last would win if recall did not count
-            found.add({"arm": way.name, "mode": mode, "set": "R@10"}, 0, recall - number)
-            found.add({"arm": way.name, "mode": mode, "set": "concepts"}, 0, concepts + 100 * number * (recall < 50))
+            found.add({"arm": way.name, "mode": mode, "set": "R@10"}, 0, r10 - number)
+            found.add({"arm": way.name, "mode": mode, "set": "concepts"}, 0, concepts + 100 * number * (r10 < 50))
     assert kept_search(found, ways).weight == 0.2
