@@ -2,14 +2,19 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
 from recollect.core.errors import UserError, user_errors
 from recollect.core.words import counted
+
+_CODE = re.compile(r"0\d+")
+_ROWS_WITH_CODES = 10_000
+"""Number of rows searched for codes; type inference reads as many rows at a time."""
 
 
 def separator_of(file: Path) -> str:
@@ -45,23 +50,26 @@ def read_cells(file: Path) -> tuple[list[str], list[dict[str, str]]]:
         return names, rows
 
 
-def check_cells(file: Path, separator: str) -> bool:
+def check_cells(file: Path, separator: str) -> tuple[bool, set[str]]:
     """Check the first row of a CSV against its header.
 
     Returns:
-        Whether the file has any row.
+        Whether the file has any row; and the columns with codes such as 007, which are no numbers.
 
     Raises:
         UserError: the row has more cells than the header, or is not UTF-8.
     """
+    codes = set[str]()
     try:
         with _opened(file) as lines:
             rows = (row for row in csv.reader(lines, delimiter=separator) if row)
-            header, first = next(rows, []), next(rows, None)
+            header, first = next(rows, []), next(rows, [])
+            _refuse_more_cells(file, "the first row", first, header, separator)
+            for row in chain([first], islice(rows, _ROWS_WITH_CODES)):
+                codes |= {name for name, cell in zip(header, row, strict=False) if _CODE.fullmatch(cell.strip())}
     except csv.Error:
-        return True  # for example a cell above csv's size limit; the table reader has no limit
-    _refuse_more_cells(file, "the first row", first or [], header, separator)
-    return first is not None
+        return True, codes  # for example a cell above csv's size limit; the table reader has no limit
+    return bool(first), codes
 
 
 def _refuse_more_cells(file: Path, which: str, cells: Sequence[str], header: Sequence[str], separator: str) -> None:

@@ -373,9 +373,11 @@ def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dat
         separators = {separator_of(file) for file in files}
         refuse((len(separators) > 1, f"{where}: its files use different cell separators"))
         sep = separators.pop()
-        filled = [check_cells(file, sep) for file in files]
+        filled, codes = zip(*(check_cells(file, sep) for file in files), strict=True)
         refuse((not any(filled), f"{where}: has a header but no rows"))
         options = {"keep_default_na": False, "na_values": [""], "sep": sep, "index_col": False}
+        if texts := sorted(set[str]().union(*codes)):
+            options["converters"] = dict.fromkeys(texts, _text_or_none)
 
     def load(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
         data_files = {split: _data_files(names) for split, names in groups.items()}
@@ -393,6 +395,10 @@ def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dat
         options |= {"engine": "python"} if _TABLES[suffix] == "csv" else {}
         parts = iter(_unify_types([load({"train": [str(file)]})["train"] for file in files]))
         return {split: datasets.concatenate_datasets([next(parts) for _ in names]) for split, names in groups.items()}
+
+
+def _text_or_none(cell: str) -> str | None:
+    return cell or None
 
 
 @cache
