@@ -129,11 +129,25 @@ def test_webdataset_shards_with_several_image_formats(make, shade):
     assert [shade(masks[number]) for number in range(3)] == [0, 9, 99]
 
 
+def test_a_stream_has_captions_even_if_its_first_sample_has_none(make):
+    picture = make.encoded(make.picture(0))
+    make.tar([("0", {"png": picture}), ("1", {"png": picture, "txt": b"a dog"})], "1.tar")
+    assert [sample.texts for sample in open_source(f"{make.folder / '1.tar'}?stream=yes")] == [(), ("a dog",)]
+
+
 def test_text_files_in_a_webdataset_may_be_called_caption_and_have_a_byte_order_mark(make):
     files = {"png": make.encoded(make.picture(0)), "caption": b"\xef\xbb\xbfa dog"}
     for stream in ("", "?stream=yes"):
         source = open_source(f"{make.tar([('0', files)], '1.tar')}{stream}")
         assert [sample.texts for sample in source] == [("a dog",)]
+
+
+def test_codes_in_a_csv_keep_their_zeros(make):
+    make.pictures([f"{number}.png" for number in range(3)], ".")
+    table = make.text("list.csv", "image,label,zip,year\n0.png,7,1234,07.5\n1.png,007,,0\n2.png,12,01234,10\n")
+    source = open_source(str(table))
+    assert [source.class_names[label] for label in source.labels] == ["7", "007", "12"]
+    assert (source.values("zip"), source.values("year")) == (["1234", None, "01234"], [7.5, 0, 10])
 
 
 def test_lists_of_captions_in_a_csv_are_lists(make):

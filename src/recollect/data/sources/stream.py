@@ -27,7 +27,7 @@ from recollect.core.errors import UserError, user_errors
 from recollect.core.recent import LruCache
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.core.validation import refuse
-from recollect.data.sources.columns import SUFFIXES, Columns, texts_in
+from recollect.data.sources.columns import Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
 from recollect.data.sources.tars import DAMAGE_KEY, MAX_OPEN, open_tar, tar_columns, tar_sizes
@@ -206,8 +206,7 @@ def open_stream(
         with user_errors(files[0], IndexError):
             row = _open_block(blocks[0], blocks[0].file, Columns())(0) if blocks else {}
         row = {name: value for name, value in row.items() if name != DAMAGE_KEY}
-        # Samples may have image formats that the first sample does not have.
-        row |= {name: None for name in sorted(tar_columns(files) - row.keys()) if name.lower() in SUFFIXES}
+        row |= dict.fromkeys(sorted(tar_columns(files) - row.keys()))  # files that the first sample does not have
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
