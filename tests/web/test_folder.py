@@ -149,10 +149,11 @@ def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
     assert index.add(moved).unchanged == 30
 
 
-def test_a_backup_does_not_take_the_labels_of_an_unconnected_drive(photos, opened):
-    drive, backup = photos.parent / "drive", photos.parent / "backup" / photos.name
-    drive.mkdir()
-    photos = photos.rename(drive / photos.name)
+@pytest.mark.parametrize("place", ["drive", "drive/my photos"])
+def test_a_backup_does_not_take_the_labels_of_an_unconnected_drive(photos, opened, place):
+    drive, backup = photos.parent / "drive", photos.parent / "backup" / Path(place).name
+    (photos.parent / place).parent.mkdir(exist_ok=True)
+    photos = photos.rename(photos.parent / place)
     shutil.copytree(photos, backup)
     first = wait_filled(opened(photos))
     label_one(first)

@@ -136,7 +136,7 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
 def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
     """Reuse the indexes, labels and classifiers of a folder that was renamed or moved.
 
-    They are copied if the folder may only be on a drive that is not connected, and ``folder`` a backup of it.
+    If its files were copied, so are these: the folder may be on a drive that is not connected, and ``folder`` a backup.
     """
     name = Path(folder.name).stem  # the name that `open_source` gives it
     for earlier in sorted(address.parent.glob("*")):
@@ -145,12 +145,11 @@ def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
         except UserError:  # damaged, or not an index
             continue
         if moved is not None:
-            file, prefix = moved
-            connected = _has_content(Path(file.place).parent)
+            file, prefix, same_files = moved
             for each in sorted(address.parent.glob(f"{prefix}*")):  # one index per version of the model
                 renamed = address.with_name(address.name + each.name.removeprefix(prefix))
                 try:
-                    if connected:
+                    if same_files:
                         os.rename(each, renamed)
                     else:
                         with fresh_folder(renamed, "index") as unfinished:
@@ -162,15 +161,12 @@ def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
             return
 
 
-def _has_content(folder: Path) -> bool:
-    """Whether a folder contains anything; the mount point of a drive that is not connected is missing or empty."""
-    with suppress(OSError):
-        return any(folder.iterdir())
-    return False
+def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[File, str, bool] | None:
+    """Return whether a folder has the files of an index whose own folder is gone.
 
-
-def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[File, str] | None:
-    """Return a file of an index and the prefix of the index's name, if the file's folder is now ``folder``."""
+    Returns:
+        A file of the index, the prefix of the index's name, and whether the files were moved, not copied; or None.
+    """
     index, checked = Index.open(earlier), set[str]()
     for file in _files(index):
         if file.place not in checked:
@@ -187,7 +183,8 @@ def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[F
     own = [each for each in files if each.place == file.place and Path(each.path).parent.name != TRASH]
     sample = own[:: len(own) // _SAMPLE + 1]
     found = sum(_has_size(folder / each.key, each.size) for each in sample)
-    return None if taken or not found or 2 * found < len(sample) else (file, prefix)
+    moved = any(_ctime(folder / each.key) == each.ctime for each in sample)
+    return None if taken or not found or 2 * found < len(sample) else (file, prefix, moved)
 
 
 def _has_size(path: Path, size: int) -> bool:
@@ -195,6 +192,13 @@ def _has_size(path: Path, size: int) -> bool:
     with suppress(OSError):
         return size in (0, path.stat().st_size)  # 0 if unknown
     return False
+
+
+def _ctime(path: Path) -> int | None:
+    """Return the ctime of a file, which a rename of its folder keeps and which no program can give to a copy."""
+    with suppress(OSError):
+        return path.stat().st_ctime_ns
+    return None
 
 
 def _files(index: Index) -> Iterator[File]:
