@@ -142,6 +142,26 @@ def test_the_same_picture_in_two_classes_is_reported(folders):
     assert "further pairs" in warnings[-1]
 
 
+def test_copies_of_an_example_are_reported_since_they_raise_the_held_out_accuracy(tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("one", "two"):
+        (tmp_path / "support" / name).mkdir(parents=True)
+        for number in range(6):
+            blocks = Image.fromarray(generator.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+            blocks.resize((200, 200), Image.Resampling.BICUBIC).save(tmp_path / f"support/{name}/{number}.png")
+    (tmp_path / "new").mkdir()
+    blocks.save(tmp_path / "new/blocks.png")
+    assert not [text for text in run(tmp_path).warnings if "held-out accuracy" in text]
+    picture = Image.open(tmp_path / "support/one/2.png")
+    picture.resize((150, 150)).save(tmp_path / "support/one/small.jpg", quality=60)
+    (warning,) = [text for text in run(tmp_path).warnings if "held-out accuracy" in text]
+    assert "held-out accuracy is too high: 1 pair" in warning
+    assert "2.png" in warning
+    assert "small.jpg" in warning
+    picture.resize((120, 120)).save(tmp_path / "support/two/other.webp")
+    assert any("two classes" in text and "other.webp" in text for text in run(tmp_path).warnings)
+
+
 def test_an_image_unlike_every_example_is_flagged_as_unknown(folders):
     paint(folders / "new/yellow.png", (230, 230, 10), 7, spread=0)
     result = run(folders)

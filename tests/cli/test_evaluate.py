@@ -167,7 +167,7 @@ def test_a_classifier_from_names_alone_can_be_extended_with_examples(recollect, 
     ("words", "message"),
     [
         (["--method", "knn"], "knn"),
-        (["--support", "ONE"], "1 sub-folders"),
+        (["--support", "ONE"], "1 sub-folder"),
         (["--support", ""], "--support"),
         (["--images", ""], "--images"),
         (["--support", "", "--names", "cat"], "1 class"),

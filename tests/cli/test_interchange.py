@@ -39,7 +39,8 @@ FEW = ("--methods", "zero-shot", "softmax+zero-shot", "prototype", "proker", "--
 @pytest.mark.parametrize("form", ["parquet", "npy"])
 def test_few_shot_on_embedded_files_matches_few_shot_on_the_model(world, tmp_path, monkeypatch, form):
     monkeypatch.chdir(world)
-    assert main(["embed", "model", "--data", "shades.parquet", "--form", form, "--out", str(tmp_path / "out")]) == 0
+    monkeypatch.setattr("recollect.cli.defaults.default_model", lambda: "model")
+    assert main(["embed", "--data", "shades.parquet", "--form", form, "--out", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out").iterdir()
     if form == "parquet":
         read = ["--features", str(folder / "images.parquet"), "--texts", str(folder / "texts.parquet")]

@@ -90,7 +90,7 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
     classes = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < least:
         raise UserError(
-            f"{place}: {len(classes)} sub-folders; a classifier needs two or more, one per class, "
+            f"{place}: {counted(len(classes), 'sub-folder')}; a classifier needs two or more, one per class, "
             "e.g. examples/cat/1.jpg and examples/dog/1.jpg"
         )
     if odd := next((path for path in classes if not is_utf8(path.name)), None):

@@ -17,8 +17,8 @@ class Embed:
     `recollect evaluate few-shot --features OUT/NAME/images.parquet --texts OUT/NAME/texts.parquet` reads them.
     """
 
-    model: Annotated[str, Arg(place="MODEL")]
-    """RUN/model, the folder of a CLIP-type checkpoint, or a hub id."""
+    model: Annotated[str | None, Arg(place="MODEL")] = None
+    """RUN/model, the folder of a CLIP-type checkpoint, or a hub id (default: the starter)."""
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
     out: Path = Path("features")
     """Output folder, with one subfolder per data set."""
@@ -30,6 +30,7 @@ class Embed:
 
     def run(self) -> None:
         """Embed the data, write the files, and print their folders."""
+        from recollect.cli.defaults import default_model
         from recollect.cli.evaluations import open_data, prefix_for, require_data
         from recollect.core.places import model_name
         from recollect.evaluation.own_features import write_embedded
@@ -40,9 +41,10 @@ class Embed:
         check_writable(self.out, "--out", "folder")
         opened = open_data(self.data, "few-shot")
         folders = [new_folder(self.out / task.name.replace("/", "-"), "embedded task") for task in opened.tasks]
-        encoder = load_model(self.model, self.device)
+        place = self.model or default_model()
+        encoder = load_model(place, self.device)
         for task, folder in zip(opened.tasks, folders, strict=True):
             read = self.fusion_options.encoder(encoder, task.query)
-            name = self.fusion_options.name(model_name(self.model, encoder.fingerprint), read)
+            name = self.fusion_options.name(model_name(place, encoder.fingerprint), read)
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
             say(f"embeddings: {folder}")
