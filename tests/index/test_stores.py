@@ -258,7 +258,11 @@ def test_an_index_is_a_folder_with_a_table_or_a_url_of_a_store(tmp_path, monkeyp
 
 
 def test_messages_about_a_milvus_address_do_not_contain_its_password():
-    for address in ("milvus://me:secret@localhost:1/no-name", "milvus://me:secret@localhost:1/name"):
+    for address in (
+        "milvus://me:secret@localhost:1/no-name",
+        "milvus://me:secret@localhost:1/name",
+        "milvs://me:secret@localhost",
+    ):
         with pytest.raises(UserError, match="localhost") as caught:
             Index.open(address)
         assert "secret" not in str(caught.value)

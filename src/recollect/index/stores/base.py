@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.files import full_disk_errors
+from recollect.core.places import public_place
 from recollect.core.plugins import Table
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter, FilterColumns
@@ -264,5 +265,6 @@ def store_class(address: str) -> Any:
         return resolve_name("recollect.index.stores.lance:LanceStore")
     if scheme not in STORES:
         known = ", ".join(f"{name}://" for name in STORES)
-        raise UserError(f"{address}: not an index address. Use a folder, or a URL that starts with {known}.")
+        shown = public_place(address)
+        raise UserError(f"{shown}: not an index address. Use a folder, or a URL that starts with {known}.")
     return resolve_name(STORES[scheme])
