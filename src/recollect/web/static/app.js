@@ -319,8 +319,10 @@ async function changed() {
   else { back({ keep: true }); await classes.tell(); }
 }
 
-async function resort() {
-  try { await sorted.load(sorted.chosen, { keep: true }); } catch (error) { notice(error.message); back(); }
+async function resort() { // the chosen label may have been renamed or removed
+  for (const show of new Set([sorted.chosen, "doubtful"])) {
+    try { await sorted.load(show, { keep: true }); return; } catch (error) { if (show === "doubtful") { notice(error.message); back(); } }
+  }
 }
 
 function view(which) {
