@@ -58,6 +58,15 @@ def problem():
     return Fixed(images, texts), task
 
 
+def test_pictures_that_are_stored_twice_are_reported(problem, capsys):
+    encoder, task = problem
+    retrieval(encoder, task)
+    assert "like another" not in capsys.readouterr().err
+    encoder.images[4] = encoder.images[20]
+    retrieval(encoder, task)
+    assert "2 of 30" in capsys.readouterr().err
+
+
 def recall_by_loop(encoder, task, k, domain):
     """Compute recall from text to image and from image to text in a loop over queries."""
     scores = encoder.texts.double() @ encoder.images.double().T

@@ -128,13 +128,29 @@ def note_copies(support: Features, query: Features, where: str) -> None:
 
     Of more than `_CHECKED` tested pictures, evenly spread ones are compared, so this takes little of an evaluation.
     """
-    checked = query.images[:: -(-len(query.images) // _CHECKED)]
-    scores = exact_neighbors(checked, support.images, 1).scores[:, 0]
+    scores = exact_neighbors(query.images[_spread(query)], support.images, 1).scores[:, 0]
     if copies := int((scores >= SAME_PICTURE).sum()):
         note(
             f"{where}: {copies:,} of {len(scores):,} tested pictures compared are embedded like an example. If both "
             "splits have the same pictures, the accuracy is too high."
         )
+
+
+def note_repeated(pool: Features, where: str) -> None:
+    """Print the number of pictures of a pool that are embedded like another one, as `note_copies`."""
+    rows, k = _spread(pool), min(2, len(pool.images))
+    found = exact_neighbors(pool.images[rows], pool.images, k)
+    scores = np.where(found.rows == rows[:, None], -np.inf, found.scores).max(axis=1)
+    if copies := int((scores >= SAME_PICTURE).sum()):
+        note(
+            f"{where}: {copies:,} of {len(rows):,} pictures compared are embedded like another. If several rows have "
+            "the same picture, recall is too low: put these rows next to each other, so they count as one picture."
+        )
+
+
+def _spread(features: Features) -> np.ndarray:
+    """Return evenly spread rows, at most `_CHECKED`."""
+    return np.arange(0, len(features.images), -(-len(features.images) // _CHECKED))
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:

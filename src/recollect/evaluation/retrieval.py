@@ -16,7 +16,7 @@ from recollect.efsa.methods import SEARCH_METHODS, Method, SearchContext, TextSe
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import FALLBACK
-from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.features import FeatureCache, image_features, note_repeated
 from recollect.evaluation.intervals import ClusterGroups
 from recollect.evaluation.ranks import NO_RANK, TIE_TOLERANCE, streaming_ranks
 from recollect.evaluation.results import Result, ResultRow, content_of
@@ -59,6 +59,7 @@ def retrieval(
         UserError: every picture is ambiguous.
     """
     features = image_features(encoder, task.images, cache)
+    note_repeated(features, task.name)
     task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
     groups = _query_groups(task)
@@ -264,6 +265,7 @@ def compare_methods(
         check_choice(name, comparison.known, "--methods: method")
     captions = captions or PoolCaptions((None,) * len(task.images))
     features = image_features(encoder, task.images, cache)
+    note_repeated(features, task.name)
     captions = replace(captions, captions=tuple(captions.captions[row] for row in features.rows))
     task, vectors = keep_images(task, features.rows), features.images
     index = source_index(encoder, task.images, captions.captions, vectors)
