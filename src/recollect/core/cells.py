@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from recollect.core.errors import UserError, user_errors
 from recollect.core.words import counted
 
-_CODE = re.compile(r"0\d+")
+_CODE = re.compile(r"\s*0\d+\s*")
 _ROWS_WITH_CODES = 10_000
 """Number of rows searched for codes; type inference reads as many rows at a time."""
 
@@ -66,7 +66,7 @@ def check_cells(file: Path, separator: str) -> tuple[bool, set[str]]:
             header, first = next(rows, []), next(rows, [])
             _refuse_more_cells(file, "the first row", first, header, separator)
             for row in chain([first], islice(rows, _ROWS_WITH_CODES)):
-                codes |= {name for name, cell in zip(header, row, strict=False) if _CODE.fullmatch(cell.strip())}
+                codes |= {name for name, cell in zip(header, row, strict=False) if _CODE.fullmatch(cell)}
     except csv.Error:
         return True, codes  # for example a cell above csv's size limit; the table reader has no limit
     return bool(first), codes
