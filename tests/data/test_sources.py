@@ -507,6 +507,15 @@ def test_rows_without_a_split_are_skipped_with_a_warning(make, shade, capfd):
     assert split_names(path) == ("test", "train")
 
 
+@pytest.mark.parametrize("split", ["test", "val", "train"])
+def test_the_only_split_is_read_with_a_note_unless_it_is_the_training_split(make, split, capfd):
+    path = str(make.parquet({"caption": list("abc"), "split": [split] * 3}))
+    for wanted in (None, split):
+        assert len(open_source(path, split=wanted)) == 3
+        noted = "only split" in " ".join(capfd.readouterr().err.split())
+        assert noted == (wanted is None and split != "train")
+
+
 def test_slices_of_a_shuffled_split_cover_it(make, shade):
     path = str(make.parquet({"label": [f"class {i // 10}" for i in range(40)]}))
     head, tail = (open_source(f"{path}?shuffle=0", split=split) for split in ("train[:25]", "train[25:]"))

@@ -84,6 +84,8 @@ def choose_split(
         ambiguous = len(choices) > 1 and "train" not in choices
         refuse((ambiguous, f"{where}: name a split; it has {', '.join(choices)}"))
         wanted = choices[0] if len(choices) == 1 else "train"
+        if SPLITS.get(wanted, "train") != "train":
+            note(f"{where}: reads its only split, {wanted}")
     parts = []
     for word in wanted.split("+"):
         match = _SLICE.fullmatch(word.strip())
