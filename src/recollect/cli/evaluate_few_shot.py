@@ -247,4 +247,5 @@ def _trust_table(frame: pd.DataFrame, shots: int) -> None:
         rows.append((method, *cells))
     at = f" at {shots} shots" if shots else ""
     say(f"trust{at}, in percent; sets at an error rate of {100 * SET_ALPHA:g} %")
+    say("(methods choose settings by left-out accuracy, so it can be slightly too high)")
     show_table(("method", "left-out accuracy", "calibration error", "coverage", "classes per set"), rows)
