@@ -120,6 +120,16 @@ def test_without_captions_the_cut_off_is_learned_from_marks(painted, start_bare_
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learned["above"]]} == {"red"}
 
 
+def test_labels_that_do_not_describe_their_pictures_teach_no_cut_off(painted, start_bare_page):
+    index = Index.open(painted)
+    page = start_bare_page(index.ids, index.vectors())
+    page.call("/api/classes", {"name": "Favorites", "text": "red"})
+    page.call("/api/classes/1/marks", {"ids": [id for id in index.ids if not id.startswith("red")], "mark": 1})
+    page.session.prepare()
+    cut = page.list(terms=[{"words": "red"}]).get("cut")
+    assert cut is None or cut["basis"] == "scores"
+
+
 def test_without_captions_and_marks_the_cut_off_is_estimated_from_scores(start_bare_page):
     images = [shade(COLORS["red"], number) for number in range(5)]
     images += [shade(COLORS[("green", "blue")[number % 2]], number) for number in range(100)]
