@@ -2,7 +2,8 @@
 import { t } from "./strings.js";
 
 let online = true;
-function setOnline(now) { // the page shows a banner while the server is not responding
+function setOnline(now) {
+  // the page shows a banner while the server is not responding
   if (now !== online) document.dispatchEvent(new CustomEvent("server", { detail: now }));
   online = now;
 }
@@ -12,17 +13,29 @@ async function call(method, path, body, type = "application/json") {
   if (body !== undefined) headers["content-type"] = type;
   let answer;
   try {
-    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
+    answer = await fetch(path, {
+      method,
+      headers,
+      body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body,
+    });
   } catch {
     setOnline(false);
     throw Object.assign(new Error(t("server.gone")), { gone: true });
   }
   setOnline(true);
   if (answer.ok && answer.headers.get("content-disposition")) return answer.blob();
-  if (answer.ok && answer.headers.get("content-type") === "application/octet-stream") return new Uint8Array(await answer.arrayBuffer());
+  if (answer.ok && answer.headers.get("content-type") === "application/octet-stream")
+    return new Uint8Array(await answer.arrayBuffer());
   let value = {};
-  try { value = await answer.json(); } catch { /* reported as an error below */ }
-  if (!answer.ok) throw Object.assign(new Error(value.error || t("server.status", { status: String(answer.status) })), { status: answer.status });
+  try {
+    value = await answer.json();
+  } catch {
+    /* reported as an error below */
+  }
+  if (!answer.ok)
+    throw Object.assign(new Error(value.error || t("server.status", { status: String(answer.status) })), {
+      status: answer.status,
+    });
   return value;
 }
 
@@ -34,7 +47,8 @@ export const PAGE = 60; // tiles per request
 export const api = {
   info: () => call("GET", "api/info"),
   addFolder: (folder) => call("POST", "api/folders", { folder }),
-  addFile: (file) => call("POST", `api/added?name=${encodeURIComponent(file.name)}`, file, file.type || "application/octet-stream"),
+  addFile: (file) =>
+    call("POST", `api/added?name=${encodeURIComponent(file.name)}`, file, file.type || "application/octet-stream"),
   libraries: () => call("GET", "api/libraries"),
   openLibrary: (place) => call("POST", "api/libraries", { place }),
   searches: () => call("GET", "api/searches"),
@@ -57,14 +71,16 @@ export const api = {
   rename: (key, name) => call("POST", `api/classes/${key}/name`, { name }),
   drop: (key) => call("DELETE", `api/classes/${key}`),
   summary: (key, where) => call("GET", `api/classes/${key}${only(where)}`),
-  mark: (key, ids, mark, listing) => call("POST", `api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),
+  mark: (key, ids, mark, listing) =>
+    call("POST", `api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),
   marks: (key, chosen, mark) => call("POST", `api/classes/${key}/marks`, { ...chosen, mark }),
   undo: () => call("POST", "api/undo"),
   redo: () => call("POST", "api/redo"),
   save: (name) => call("POST", "api/save", { name }),
   map: (where) => call("GET", `api/map${only(where)}`),
   mapGroups: (by, where) => call("GET", `api/map/groups?by=${by}${only(where, "&")}`),
-  duplicates: (where, kind = "", start = 0) => call("GET", `api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
+  duplicates: (where, kind = "", start = 0) =>
+    call("GET", `api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
   findDuplicates: () => call("POST", "api/duplicates"),
   stopDuplicates: () => call("DELETE", "api/duplicates"),
 };
@@ -92,7 +108,12 @@ export function fill(place, contents) {
 export function opens(image, open) {
   Object.assign(image, { tabIndex: 0, role: "button" });
   image.addEventListener("click", open);
-  image.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(); } });
+  image.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      open();
+    }
+  });
   return image;
 }
 
@@ -102,17 +123,29 @@ export function notice(text) {
   place.textContent = text;
   place.hidden = false;
   clearTimeout(hide);
-  hide = setTimeout(() => { place.hidden = true; }, 6000);
+  hide = setTimeout(() => {
+    place.hidden = true;
+  }, 6000);
 }
 
 // shows a notice with a button
 export function offer(text, label, act) {
   notice(`${text} `);
   const button = element("button", "", label);
-  button.addEventListener("click", () => { document.getElementById("notice").hidden = true; act(); });
+  button.addEventListener("click", () => {
+    document.getElementById("notice").hidden = true;
+    act();
+  });
   document.getElementById("notice").append(button);
 }
 
-export const guarded = (action) => async (...given) => {
-  try { return await action(...given); } catch (error) { if (!error.gone) notice(error.message); return undefined; }
-};
+export const guarded =
+  (action) =>
+  async (...given) => {
+    try {
+      return await action(...given);
+    } catch (error) {
+      if (!error.gone) notice(error.message);
+      return undefined;
+    }
+  };
