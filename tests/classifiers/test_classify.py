@@ -47,7 +47,7 @@ def run(folders, **options):
     return classify(teach(folders, **options), ColorEncoder(), find_images(folders / "new"))
 
 
-@pytest.mark.parametrize("method", ["best", "zero-shot", "prototype", "tip-adapter-cv", "proker"])
+@pytest.mark.parametrize("method", ["best", "zero-shot", "prototype", "prototype-cosine", "tip-adapter-cv", "proker"])
 def test_images_get_the_class_of_similar_examples(folders, method):
     result = run(folders, method=method)
     assert result.class_names == ("blue", "green", "red")

@@ -148,7 +148,7 @@ def test_a_saved_classifier_can_be_applied(recollect, trained, shapes, saved, tm
     assert first == second
     record = json.loads((tmp_path / "with" / "predictions.json").read_text())
     assert record["calibrated"]
-    assert set(record["held_out"]["methods"]) >= {"zero-shot", "prototype"}
+    assert set(record["held_out"]["methods"]) >= {"zero-shot", "prototype-cosine"}
 
 
 def test_a_classifier_from_names_alone_can_be_extended_with_examples(recollect, trained, shapes, tmp_path):

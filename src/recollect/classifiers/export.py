@@ -182,6 +182,6 @@ def _form(encoder: Encoder, classifier: Classifier) -> KernelForm:
     if form is None:
         raise UserError(
             f"the classifier's method is {classifier.method}, which cannot be exported. Teach it with --method "
-            "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv or zero-shot."
+            "proker, prototype, prototype-cosine, linear-probe, tip-adapter, tip-adapter-cv or zero-shot."
         )
     return form

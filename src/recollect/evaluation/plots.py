@@ -26,6 +26,7 @@ PANELS_IN_A_ROW = 5
 METHOD_NAMES = {
     "zero-shot": "Zero-shot",
     "prototype": "Prototypical",
+    "prototype-cosine": "Prototypical, cosine",
     "tip-adapter": "Default Tip",
     "tip-adapter-cv": "XVal Tip",
     "plurality": "Plurality NN",

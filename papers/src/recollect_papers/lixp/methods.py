@@ -20,7 +20,7 @@ from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import few_shot_task
 from recollect_papers.study import StudyOptions, StudyTable
 
-METHODS = ("zero-shot", "prototype", "tip-adapter", "softmax", "softmax+zero-shot", "proker")
+METHODS = ("zero-shot", "prototype", "prototype-cosine", "tip-adapter", "softmax", "softmax+zero-shot", "proker")
 SLOW_METHODS = ("gda", "dmn-tf", "linear-probe")
 """Only at scale ``full``: these take minutes per draw at width 1,280."""
 SHOTS = (1, 2, 4, 8, 16)
