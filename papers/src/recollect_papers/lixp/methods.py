@@ -40,7 +40,7 @@ def _measure(options: StudyOptions) -> Measurements:
     for seed in range(options.seeds or (1 if smoke else 3)):
         for part, sets in parts.items():
             for name, splits in sets.items():
-                settings = [2, asdict(head), methods, SHOTS, name, splits, data.digest(*data.roles.training, name)]
+                settings = [3, asdict(head), methods, SHOTS, name, splits, data.digest(*data.roles.training, name)]
 
                 def compute(name: str = name, splits: tuple[str, ...] = splits, seed: int = seed) -> Measurements:
                     return accuracies(model(seed), data.classes(name), splits, methods)

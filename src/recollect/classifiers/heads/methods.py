@@ -51,8 +51,7 @@ def choose_method(
 ) -> tuple[str, EmbeddingClassifier, dict[str, float]]:
     """Fit every method and choose the one with the best held-out accuracy.
 
-    At one shot no example can be held out, so ProKeR is chosen if the class texts agree with the examples
-    (`trusted_text_weight`), otherwise class means.
+    With one example per class none can be held out, so the first method is chosen.
 
     Args:
         texts: unit-norm class texts (classes, width).
@@ -65,12 +64,7 @@ def choose_method(
     """
     taught = {name: FEW_SHOT_METHODS[name](texts, scale).fit_checked(support, labels) for name in methods}
     accuracies = {name: each.loo_accuracy_ for name, each in taught.items() if len(each.loo_rows_)}
-    if accuracies:
-        name = max(accuracies, key=accuracies.__getitem__)
-    else:
-        weight = getattr(taught.get("proker"), "text_weight_", 0.0)
-        means = next((name for name in taught if name.startswith("prototype")), methods[0])
-        name = methods[0] if weight else means
+    name = max(accuracies, key=accuracies.__getitem__) if accuracies else methods[0]
     return name, taught[name], accuracies
 
 
