@@ -275,6 +275,18 @@ def test_results_below_the_cut_off_are_counted_and_dimmed(browser, shared_page):
     tab.clean()
 
 
+def test_a_search_that_takes_long_says_so(browser, shared_page):
+    tab, held = Tab(browser, shared_page), []
+    tab.page.route("**/api/list", lambda route: held.append(route), times=1)
+    tab.page.fill("#words", "red")
+    tab.page.press("#words", "Enter")
+    tab.starts("#status", "Searching …")
+    held[0].continue_()
+    tab.shows("red")
+    tab.contains("#status", "best first")
+    tab.clean()
+
+
 def test_adapt_explains_what_it_needs_and_stays_off(browser, shared_page):
     tab = Tab(browser, shared_page)
     tab.wait("document.querySelector('#adapt').title.includes('cannot refine')")

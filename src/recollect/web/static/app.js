@@ -32,8 +32,10 @@ const state = {
   where: "",
 };
 const where = () => state.where;
+let late; // timer of the status of a request that takes long
 // about: details, shown as a tooltip
 const status = (text, about = "") => {
+  clearTimeout(late);
   get("status").textContent = text;
   get("status").title = about;
 };
@@ -46,10 +48,13 @@ const showStatus = (list) =>
     : status("");
 
 let turn = 0;
-function begin(waiting) {
-  // starts a request; returns a function that tells whether it is still the latest one
+// starts a request; returns a function that tells whether it is still the latest one; waiting: status, shown after some
+// milliseconds
+function begin(waiting, after = 0) {
   const mine = ++turn;
-  if (waiting) status(waiting);
+  clearTimeout(late);
+  if (after) late = setTimeout(status, after, waiting);
+  else if (waiting) status(waiting);
   return () => mine === turn;
 }
 

@@ -2,6 +2,8 @@
 import { api, element, fill, guarded, named, notice, opens, thumb } from "./api.js";
 import { t } from "./strings.js";
 
+const PATIENCE = 300; // milliseconds; the first search also loads the model
+
 export class SearchBox {
   // begin: see app.js; label: label whose marks tiles show; filter: returns the filter; arrange: returns the order;
   // fresh: called before a new search; add: adds dropped pictures to the library
@@ -175,7 +177,7 @@ export class SearchBox {
         label: this.label(),
         arrange: this.arrange(terms.length > 0),
       },
-      current = this.begin(adapts ? t("status.refining") : ""),
+      current = this.begin(t(adapts ? "status.refining" : "status.searching"), adapts ? 0 : PATIENCE),
       mine = ++this.questions;
     let answer;
     this.missed = false;

@@ -47,6 +47,7 @@ const STRINGS = {
   "status.end.captions": ["as do {share} of {texts} captions with their own picture", "wie bei {share} von {texts} Bildunterschriften mit dem eigenen Bild"],
   "status.end.marks": ["as do {share} of {texts} marked pictures with the name of their label", "wie bei {share} von {texts} markierten Bildern mit dem Namen ihres Labels"],
   "status.end.scores": ["halfway between the average and the best match", "auf halbem Weg zwischen Durchschnitt und bestem Treffer"],
+  "status.searching": ["Searching …", "Suchen …"],
   "status.refining": ["Refining …", "Verfeinern …"],
   "scope": ["Only where {filter}: {n} of {of}. Lists, counts and exports cover only these.", "Nur {filter}: {n} von {of}. Listen, Zahlen und Exporte umfassen nur diese."],
   "scope.off": ["Show all", "Alle zeigen"],
