@@ -15,7 +15,7 @@ from typing import Any
 from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
 from recollect_papers.real.arms import SHOT_NAMES, TOWER, ArmRunner, choose, open_runner, result_columns, worlds
-from recollect_papers.real.data import FLICKR_ROLES, LIGHT_ROLES, Roles
+from recollect_papers.real.data import FLICKR_ROLES, Roles
 from recollect_papers.real.heads import LABELS, HeadRecipe
 from recollect_papers.study import StudyOptions
 
@@ -232,7 +232,7 @@ real = TableStudy("lixp/real", _measure, _form, worlds(WORLD))
 
 
 def _measure_variations(options: StudyOptions) -> Measurements:
-    return _measured(options, open_runner(options, "lixp-variations", LIGHT_ROLES), VARIATIONS, {})
+    return _measured(options, open_runner(options, "lixp-variations", FLICKR_ROLES), VARIATIONS, {})
 
 
 variations = TableStudy("lixp/variations", _measure_variations, _form, worlds(LESS))
