@@ -42,7 +42,8 @@ def find_labels(table: datasets.Dataset, columns: Columns, origin: Origin) -> La
     if is_list(column.type):
         return Labels(own_names, _unlabeled(len(table)))
     if is_text(column.type) or pa.types.is_boolean(column.type):
-        column = pc.utf8_normalize(pc.utf8_trim_whitespace(column.cast(pa.string())), "NFC")
+        texts = pc.utf8_trim_whitespace(column.cast(pa.string())).to_pandas()
+        column = pa.array(texts.str.normalize("NFC"), pa.string(), from_pandas=True)  # PyArrow 21 decomposes instead
         words = sorted({word for word in pc.unique(column).to_pylist() if word})
         ids = _indices(column, words)
         names = tuple(words)
@@ -68,7 +69,7 @@ def _unlabeled(count: int) -> np.ndarray:
     return np.full(count, NO_LABEL, dtype=np.int64)
 
 
-def _indices(column: pa.ChunkedArray, words: list[str]) -> np.ndarray:
+def _indices(column: pa.Array | pa.ChunkedArray, words: list[str]) -> np.ndarray:
     indices = pc.index_in(column, value_set=pa.array(words, pa.string()))
     return pc.fill_null(indices, NO_LABEL).to_numpy().astype(np.int64)
 
