@@ -203,6 +203,23 @@ def test_both_parts_of_a_split_tower_give_the_same_features():
     assert not any(module.training for module in end.layers.modules())
 
 
+def test_a_stage_trains_on_the_features_that_it_computes():
+    """In training it rounds to bfloat16 (8 bits); 40 pictures are more than one chunk."""
+    from recollect.models.starter import empty_starter
+    from recollect_papers.real.data import TowerEnd
+
+    torch.manual_seed(0)
+    end = TowerEnd(empty_starter(1).model.vision_model)
+    maps = torch.rand(40, 192 * 49)
+    trained = end(maps)
+    trained.sum().backward()
+    assert all(weight.grad is not None for weight in end.parameters())
+    with torch.no_grad():
+        exact = torch.cat([end(each) for each in maps.split(1)])
+    errors = (trained.detach() - exact).norm(dim=1) / exact.norm(dim=1)
+    assert errors.max() < 16 * 2**-8  # a rounding in each of the stage's layers, none of which enlarges it
+
+
 def test_a_mean_that_lowers_recall_is_not_chosen():
     from recollect_papers.reco.real import MODES, Way, kept_search
 
