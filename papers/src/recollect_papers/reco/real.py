@@ -450,7 +450,10 @@ STARTER_WORLD = (
 
 
 def kept_search(found: Measurements, ways: Sequence[Way]) -> Way:
-    """Return the mean that names most choosing concepts, on any side, among those that do not lower R@10."""
+    """Return the mean that names most choosing concepts, on any side, among those that do not lower R@10.
+
+    If all lower it, return the first.
+    """
 
     def figure(name: str, mode: str, at: str) -> float:
         return found.summary({"arm": name, "mode": mode, "set": at}).mean
