@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect_papers import cli
@@ -231,3 +232,31 @@ def test_a_mean_that_lowers_recall_is_not_chosen():
             found.add({"arm": way.name, "mode": mode, "set": "R@10"}, 0, r10 - number)
             found.add({"arm": way.name, "mode": mode, "set": "concepts"}, 0, concepts + 100 * number * (r10 < 50))
     assert kept_search(found, ways).weight == 0.2
+
+
+def test_whole_towers_give_the_starters_features_and_train(monkeypatch):
+    from recollect.models.starter import empty_starter
+    from recollect_papers.real import data as module
+
+    monkeypatch.setattr(module, "_CHUNK", 2)
+    encoder = empty_starter(1)
+    towers = {kind: module.WholeTower(empty_starter(1), kind).train() for kind in ("image", "text")}
+    draw = np.random.default_rng(0)
+    pictures = [Image.fromarray(draw.integers(0, 256, (224, 224, 3), dtype=np.uint8)) for _ in range(3)]
+    texts = ["a dog", "two dogs run across a very green field", "rain"]
+    ids = encoder.tokenize(texts)["input_ids"].int()
+    inputs = {
+        "image": torch.from_numpy(np.stack([np.asarray(each) for each in pictures])),
+        "text": torch.nn.functional.pad(ids, (0, 5), value=module.PADDING),
+    }
+    expected = {"image": encoder.pooled_images(pictures), "text": encoder.pooled_texts(texts)}
+    for kind, tower in towers.items():
+        with torch.no_grad():
+            found = tower(inputs[kind])
+        torch.testing.assert_close(found, expected[kind], rtol=1e-3, atol=1e-4)
+        trained = tower(inputs[kind])  # bfloat16, which has 8 bits
+        errors = (trained.detach() - found).norm(dim=1) / found.norm(dim=1)
+        assert errors.max() < 0.1
+        trained.sum().backward()
+        assert sum(float(each.grad.norm()) for each in tower.parameters() if each.grad is not None) > 0
+        assert not any(each.training for each in tower.modules())

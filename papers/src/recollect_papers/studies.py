@@ -45,6 +45,7 @@ STUDIES: dict[str, Study] = {
     "lixp/unlocked": Study(
         "lixp.real", "unlocked", "lixp/real with the image tower's last stage trained too", pictures=True
     ),
+    "lixp/towers": Study("lixp.real", "towers", "lixp/real with both towers trained, on a GPU", pictures=True),
     "lixp/variations": Study(
         "lixp.real", "variations", "lixp/real with CLIP's loss, larger batches, and labels", pictures=True
     ),

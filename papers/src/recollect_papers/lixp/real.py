@@ -2,7 +2,8 @@
 
 The towers distinguish more than captions describe, so a head trained on captions can lose few-shot accuracy; this study
 measures the loss, and how much context recovers. ``lixp/variations`` repeats it with CLIP's loss, larger batches and
-labels, on fewer sets; ``lixp/unlocked`` trains the image tower's last stage too.
+labels, on fewer sets; ``lixp/unlocked`` trains the image tower's last stage too, ``lixp/towers``
+both towers.
 
 The number of steps (and alpha) of every arm, baselines included, is chosen on the choosing sets by
 `recollect_papers.real.arms.choose`; only the chosen settings are measured on the testing sets.
@@ -11,6 +12,8 @@ The number of steps (and alpha) of every arm, baselines included, is chosen on t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
@@ -117,6 +120,16 @@ UNLOCKED_FAMILIES = (
     ),
 )
 """Arms of ``lixp/unlocked``. A step takes one to two seconds."""
+_GPU: Mapping[str, Any] = {"seeds": 2, "steps": (50,)}
+_TOWER_RATES = (3e-5, 1e-4)
+TOWER_FAMILIES = (
+    Family("towers locked", HeadRecipe(batch=8192), **_GPU),
+    Family("towers trained", HeadRecipe(batch=8192), "towers locked", stage_rates=_TOWER_RATES, **_GPU),
+    Family(
+        "towers trained, context", HeadRecipe(batch=8192), "towers trained", _ALPHA, stage_rates=_TOWER_RATES, **_GPU
+    ),
+)
+"""Arms of ``lixp/towers``, for a GPU."""
 LESS = (
     "EfficientNet-Lite0 and MiniLM, locked; 14,000 photographs with captions (COCO); four testing sets of 160 px, two "
     "choosing sets; labels: ImageNet's names with features made from the tower's classifier"
@@ -183,7 +196,8 @@ def _form(found: Measurements) -> TablesAndNotes:
                   for change in VARIED for name in ("MLP head", "MLP head, context")]  # fmt: skip
         forms.append(TableForm("MLP head, one setting changed", ("arm", "changed"), varied, columns, missing=""))
     note = "steps and alpha were chosen on the choosing sets with one seed, before measuring on the testing sets"
-    return [form.fill(found) for form in forms], [note]
+    device = [f"device: {found.context['device']}"] if "device" in found.context else []
+    return [form.fill(found) for form in forms], [note, *device]
 
 
 def _compared(found: Measurements) -> list[tuple[str, str]]:
@@ -239,7 +253,7 @@ variations = TableStudy("lixp/variations", _measure_variations, _form, worlds(LE
 
 
 def _measure_unlocked(options: StudyOptions) -> Measurements:
-    return _measured(options, open_runner(options, "lixp-unlocked", FLICKR_ROLES, maps=True), UNLOCKED_FAMILIES, {})
+    return _measured(options, open_runner(options, "lixp-unlocked", FLICKR_ROLES, "maps"), UNLOCKED_FAMILIES, {})
 
 
 _UNLOCKED = (
@@ -247,3 +261,12 @@ _UNLOCKED = (
     "with captions (COCO); four testing sets of 160 px, two choosing sets"
 )
 unlocked = TableStudy("lixp/unlocked", _measure_unlocked, _form, worlds(_UNLOCKED))
+
+
+def _measure_towers(options: StudyOptions) -> Measurements:
+    found = _measured(options, open_runner(options, "lixp-towers", inputs="pixels"), TOWER_FAMILIES, {})
+    found.context["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return found
+
+
+towers = TableStudy("lixp/towers", _measure_towers, _form, worlds(WORLD.replace(", locked;", ";")))

@@ -8,7 +8,7 @@ from typing import Any
 from recollect.core.progress import output
 from recollect_papers.engine import Column, Show
 from recollect_papers.measurements import FigureAddress, Measurements
-from recollect_papers.real.data import ROLES, RealData, Roles, open_data
+from recollect_papers.real.data import ROLES, Inputs, RealData, Roles, open_data
 from recollect_papers.real.heads import LABELS, FeatureModel, FeaturePairs, HeadRecipe, fit, training_pairs
 from recollect_papers.real.measure import SHOTS, measure
 from recollect_papers.store import cached, content_key, slug
@@ -26,9 +26,9 @@ def worlds(world: str) -> dict[Scale, str]:
     return {"smoke": "random vectors: a test run without meaningful results", "small": world, "full": world}
 
 
-def open_runner(options: StudyOptions, name: str, roles: Roles = ROLES, maps: bool = False) -> "ArmRunner":
+def open_runner(options: StudyOptions, name: str, roles: Roles = ROLES, inputs: Inputs = "features") -> "ArmRunner":
     """Open the data of a study (see `open_data`), with results in ``OUT/runs/NAME``."""
-    data = open_data(options.data, options.scale == "smoke", roles, maps)
+    data = open_data(options.data, options.scale == "smoke", roles, inputs)
     return ArmRunner(data, options.out / "runs" / name)
 
 

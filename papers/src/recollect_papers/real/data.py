@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import EfficientNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -23,10 +24,12 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.sources import open_source
+from recollect.data.sources.reader import readable_blocks
 from recollect.data.sources.subset import Subset
 from recollect.models import DualEncoder
 from recollect.models.pretrained import open_efficientnet
 from recollect.models.starter import IMAGE_TOWER, class_names, empty_starter
+from recollect.models.towers import pooled
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import embed_texts_once
@@ -38,12 +41,21 @@ EXAMPLES, QUERIES, MAX_SET = 16, 300, 1000
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
 """Emoji styles held out from training."""
 
+PADDING = 0
+"""MiniLM's padding token."""
+
 CONCEPTS = 393
 """Number of emoji concepts for choosing settings, as many as in the split ``test``."""
 
 _TEXT_HEAD = 1  # width of the starter's head, which is not used
 _CHUNK = 32  # pictures whose maps fit the processor's cache
-_MADE_WIDTH = 40
+_GPU_CHUNK = 1024  # pictures whose activations fit a GPU's memory
+_MADE_WIDTH, _WORD_WIDTH = 40, 16
+
+
+Inputs = Literal["features", "maps", "pixels"]
+"""What a head is trained on: features of locked towers; feature maps before the image tower's last stage, to train that
+stage too; or pixels and tokens, to train both towers."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class FeatureSet:
     """Features of one data set; all fields except ``name`` and ``class_names`` have one entry per picture.
 
     Attributes:
-        images: features of the image tower.
+        images: features of the image tower, or its inputs (`Inputs`); pixels are bytes.
         captions: captions of each picture.
         labels: class indices, or -1.
         class_names: names by class index.
@@ -59,7 +71,7 @@ class FeatureSet:
     """
 
     name: str
-    images: Float[Tensor, "pictures features"]
+    images: Shaped[Tensor, "pictures ..."]
     captions: Sequence[tuple[str, ...]]
     labels: Int64[np.ndarray, " pictures"]
     class_names: tuple[str, ...]
@@ -103,7 +115,11 @@ class RealData(Protocol):
 
     @property
     def stage(self) -> nn.Module | None:
-        """The image tower's last stage if images are its inputs, or None if images are the tower's features."""
+        """The part of the image tower that maps images to features, or None if images are features."""
+
+    @property
+    def text_stage(self) -> nn.Module | None:
+        """The text tower if `texts` returns tokens, or None if it returns features."""
 
     def get(self, name: str) -> FeatureSet:
         """Return a data set by name."""
@@ -121,8 +137,8 @@ class RealData(Protocol):
     def named(self) -> FeatureSet:
         """Return labeled features without captions."""
 
-    def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """Return features of the text tower."""
+    def texts(self, texts: Sequence[str]) -> Shaped[Tensor, "texts entries"]:
+        """Return features of the text tower, or tokens."""
 
     def digest(self, *names: str) -> str:
         """Return a digest of the content of some data sets."""
@@ -193,6 +209,46 @@ class TowerEnd(nn.Module):
         return torch.cat([end.to(maps.dtype).mean(dim=(2, 3)) for end in ends])
 
 
+class WholeTower(nn.Module):
+    """One of the starter's towers, from bytes or tokens to features, without dropout and with frozen batch norms.
+
+    In training, layers compute in bfloat16 and activations are recomputed in the backward pass, chunk by chunk.
+    """
+
+    def __init__(self, encoder: DualEncoder, kind: Literal["image", "text"]) -> None:
+        super().__init__()
+        model: Any = encoder.model
+        self.tower = (model.vision_model if kind == "image" else model.text_model).eval()
+        self.kind, self.transform, self.config = kind, encoder.transform, model.config
+
+    def train(self, mode: bool = True) -> "WholeTower":
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    def forward(self, inputs: Shaped[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
+        """Return the tower's features."""
+        first = next(self.parameters())
+        learns = torch.is_grad_enabled() and first.requires_grad
+        features = []
+        for chunk in inputs.split(_CHUNK if first.device.type == "cpu" else _GPU_CHUNK):
+            chunk = chunk.to(first.device)
+            with torch.autocast(first.device.type, torch.bfloat16, enabled=learns):
+                found = checkpoint(self._features, chunk, use_reentrant=False) if learns else self._features(chunk)
+            features.append(found.float())
+        return torch.cat(features)
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        if self.kind == "image":
+            pixels = self.transform.normalize(inputs).contiguous(memory_format=torch.channels_last)
+            return pooled(self.tower(pixel_values=pixels), self.config.vision_pooling)
+        mask = (inputs != PADDING).long()
+        longest = int(mask.sum(1).max())
+        ids, mask = inputs[:, :longest].long(), mask[:, :longest]
+        output = self.tower(input_ids=ids, attention_mask=mask, token_type_ids=torch.zeros_like(ids))
+        features = pooled(output, self.config.text_pooling, mask)
+        return nn.functional.normalize(features, dim=-1) if self.config.text_normalize else features
+
+
 @dataclass
 class StarterData:
     """Parquet files in a user's folder, embedded by the starter's towers.
@@ -200,12 +256,12 @@ class StarterData:
     Attributes:
         folder: folder of the files, named ``NAME.parquet``.
         roles: data sets by purpose.
-        maps: return inputs of the image tower's last stage, so the stage can be trained.
+        inputs: what sets and texts consist of.
     """
 
     folder: Path
     roles: Roles = ROLES
-    maps: bool = False
+    inputs: Inputs = "features"
     _sets: dict[str, FeatureSet] = field(default_factory=dict)
     _texts: dict[str, Tensor] = field(default_factory=dict)
     _encoder: DualEncoder | None = None
@@ -215,15 +271,22 @@ class StarterData:
         """Both towers."""
         if self._encoder is None:
             self._encoder = empty_starter(_TEXT_HEAD)
-            if self.maps:
+            if self.inputs == "maps":
                 self._encoder.model.vision_model = TowerStart(self._encoder.model.vision_model)
                 self._encoder.model.config.vision_pooling = "pooler"
         return self._encoder
 
     @cached_property
     def stage(self) -> nn.Module | None:
-        """A copy of the image tower's last stage if ``maps``, else None."""
-        return TowerEnd(empty_starter(_TEXT_HEAD).model.vision_model) if self.maps else None
+        """A copy of the image tower, or of its last stage for maps; None for features."""
+        if self.inputs == "pixels":
+            return WholeTower(empty_starter(_TEXT_HEAD), "image")
+        return TowerEnd(empty_starter(_TEXT_HEAD).model.vision_model) if self.inputs == "maps" else None
+
+    @cached_property
+    def text_stage(self) -> nn.Module | None:
+        """A copy of the text tower for pixels, else None."""
+        return WholeTower(empty_starter(_TEXT_HEAD), "text") if self.inputs == "pixels" else None
 
     def get(self, name: str) -> FeatureSet:
         """Return a data set by file name.
@@ -292,11 +355,9 @@ class StarterData:
             if "split=train" in filters:
                 source = Subset(source, _some_concepts(source))
             domains = np.array([str(value) for value in source.values("domain")])
-            locked = lock_source(self.encoder, source)
-            return FeatureSet(
-                name, locked.features[:, 0], [locked.texts(row) for row in range(len(locked))], locked.labels, names,
-                np.full(len(locked), "test"), domains[locked.indices],
-            )  # fmt: skip
+            read, images, captions = self._images(source)
+            return FeatureSet(name, images, captions, source.labels[read], names, np.full(len(read), "test"),
+                              domains[read])  # fmt: skip
         table = pq.read_table(
             file, columns=[each for each in ("split", "domain") if each in pq.read_schema(file).names]
         )
@@ -307,10 +368,19 @@ class StarterData:
         if query_splits is not None and len(source) > MAX_SET:
             rows = _sample(name, source.labels, splits, query_splits)
             source = Subset(source, rows)
-        locked = lock_source(self.encoder, source)
-        rows = rows[locked.indices]
-        captions = [locked.texts(row) for row in range(len(locked))]
-        return FeatureSet(name, locked.features[:, 0], captions, locked.labels, names, splits[rows], domains[rows])
+        read, images, captions = self._images(source)
+        rows = rows[read]
+        return FeatureSet(name, images, captions, source.labels[read], names, splits[rows], domains[rows])
+
+    def _images(self, source: Source) -> tuple[np.ndarray, Tensor, list[tuple[str, ...]]]:
+        """Return the rows that can be read, their images, and their captions."""
+        if self.inputs != "pixels":
+            locked = lock_source(self.encoder, source)
+            return locked.indices, locked.features[:, 0], [locked.texts(row) for row in range(len(locked))]
+        read = [each for block in readable_blocks(source, 256, encoder=self.encoder) for each in block]
+        rows = np.array([row for row, _ in read])
+        images = torch.from_numpy(np.stack([np.asarray(sample.image) for _, sample in read]))
+        return rows, images, [source.texts(row) for row in rows.tolist()]
 
     def _file(self, name: str) -> Path:
         file = self.folder / f"{name}.parquet"
@@ -318,24 +388,30 @@ class StarterData:
             raise UserError(f"{self.folder}: no {file.name}. Pass the folder of the real pictures with --data FOLDER.")
         return file
 
-    def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """Return MiniLM features of texts."""
+    def texts(self, texts: Sequence[str]) -> Shaped[Tensor, "texts entries"]:
+        """Return MiniLM features of texts, or its tokens for pixels."""
         new = sorted(set(texts) - self._texts.keys(), key=lambda text: (len(text), text))  # minimizes padding
-        if new:
+        if new and self.inputs == "pixels":
+            tokens = self.encoder.tokenize(new)["input_ids"].int()
+            padding = (self.encoder.longest_text or 0) - tokens.shape[1]
+            self._texts |= dict(zip(new, nn.functional.pad(tokens, (0, padding), value=PADDING), strict=True))
+        elif new:
             found = embed_texts_once(self.encoder, new, None, FeatureStore())
             self._texts |= dict(zip(new, found, strict=True))
         return torch.stack([self._texts[text] for text in texts])
 
     def digest(self, *names: str) -> str:
         """Return a digest of the files."""
-        return content_key([file_content(self._file(name)) for name in names], *(["maps"] if self.maps else []))
+        return content_key(
+            [file_content(self._file(name)) for name in names], *([] if self.inputs == "features" else [self.inputs])
+        )
 
 
 @dataclass
 class SyntheticData:
     """Random classes and attributes instead of pictures: noisy linear projections, and texts as means of words."""
 
-    maps: bool = False
+    inputs: Inputs = "features"
     roles: Roles = Roles(
         ("pairs",), {"a": ("test",)}, {"b": ("test",), "c": ("test",)}, ("pairs", "val"), {"pairs": "test"}
     )
@@ -343,13 +419,13 @@ class SyntheticData:
 
     @cached_property
     def stage(self) -> nn.Module | None:
-        """A linear layer initialized to the identity if ``maps``, else None."""
-        if not self.maps:
-            return None
-        layer = nn.Linear(_MADE_WIDTH, _MADE_WIDTH)
-        nn.init.eye_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        return layer
+        """A linear layer initialized to the identity, or None for features."""
+        return None if self.inputs == "features" else _identity(_MADE_WIDTH)
+
+    @cached_property
+    def text_stage(self) -> nn.Module | None:
+        """A linear layer initialized to the identity for pixels, else None."""
+        return _identity(_WORD_WIDTH) if self.inputs == "pixels" else None
 
     def get(self, name: str) -> FeatureSet:
         """Return a synthetic set by name; set ``pairs`` is for training."""
@@ -379,7 +455,7 @@ class SyntheticData:
         labels = np.repeat(np.arange(classes), each)
         colors = draw.integers(0, 4, len(labels))
         words = [(known[label], f"color{color}") for label, color in zip(labels, colors, strict=True)]
-        mixing = numpy_generator("made pictures").normal(size=(16, _MADE_WIDTH))
+        mixing = numpy_generator("made pictures").normal(size=(_WORD_WIDTH, _MADE_WIDTH))
         latent = np.array([_word(a) + _word(b) for a, b in words])
         images = latent @ mixing + draw.normal(size=(len(labels), _MADE_WIDTH))
         splits = np.array(["train", "train", "test", "val"])[np.arange(len(labels)) % 4]
@@ -406,7 +482,14 @@ def _some_concepts(source: Source, count: int = CONCEPTS) -> Int64[np.ndarray, "
 
 
 def _word(word: str) -> np.ndarray:
-    return numpy_generator("made word", word).normal(size=16)
+    return numpy_generator("made word", word).normal(size=_WORD_WIDTH)
+
+
+def _identity(width: int) -> nn.Linear:
+    layer = nn.Linear(width, width)
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _sample(
@@ -419,20 +502,17 @@ def _sample(
     return np.sort(np.concatenate([taken, query]))
 
 
-def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES, maps: bool = False) -> RealData:
+def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES, inputs: Inputs = "features") -> RealData:
     """Open a study's data: the folder ``data[0]``, or synthetic data if ``smoke``.
-
-    Args:
-        maps: return inputs of the image tower's last stage, to train it (see `StarterData`).
 
     Raises:
         UserError: no folder given.
     """
     if smoke:
-        return SyntheticData(maps)
+        return SyntheticData(inputs)
     if not data:
         raise UserError("This study needs real pictures. Pass the folder of their Parquet files with --data FOLDER.")
-    return StarterData(Path(data[0]).expanduser(), roles, maps)
+    return StarterData(Path(data[0]).expanduser(), roles, inputs)
 
 
 def labeled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:

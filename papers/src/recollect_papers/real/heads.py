@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Shaped
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recollect.core.files import atomic_path
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, Kind, best_device
 from recollect.models.towers import ResidualMlp
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect_papers.real.data import RealData, labeled
@@ -40,7 +40,7 @@ class HeadRecipe:
         alpha, tau: parameters of the context objective; alpha None trains without context.
         steps, batch, learning_rate, weight_decay: parameters of AdamW with a cosine schedule.
         dropout: dropout rate on the inputs of hidden layers.
-        stage_rate: learning rate of the image tower's last stage; None locks it. Requires `RealData.stage`.
+        stage_rate: learning rate of `RealData.stage` and `RealData.text_stage`; None locks them.
         sampling: batches drawn uniformly from all ``pictures``, in equal parts from each group (``mixed``), or from
             one group at a time in turn (``debiased``).
     """
@@ -65,15 +65,15 @@ class FeaturePairs:
     """Features of training pairs.
 
     Attributes:
-        images: features of the image tower.
-        texts: features of the text tower.
+        images: features of the image tower, or inputs of `RealData.stage`.
+        texts: features of the text tower, or inputs of `RealData.text_stage`.
         owner: row of ``images`` that each text describes, ascending.
         classes: class of each picture, excluded from each other's negatives; None if all pictures differ.
         groups: group of each picture, for `HeadRecipe.sampling`.
     """
 
-    images: Float[Tensor, "pictures features"]
-    texts: Float[Tensor, "texts entries"]
+    images: Shaped[Tensor, "pictures ..."]
+    texts: Shaped[Tensor, "texts entries"]
     owner: Int64[Tensor, " texts"]
     classes: Int64[Tensor, " pictures"] | None = None
     groups: Int64[Tensor, " pictures"] | None = None
@@ -123,14 +123,17 @@ class ImageSide(nn.Module):
         stage: module that computes features from images; None if images are features.
     """
 
-    def __init__(self, images: Float[Tensor, "n numbers"], recipe: HeadRecipe, stage: nn.Module | None = None) -> None:
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, images: Shaped[Tensor, "n ..."], recipe: HeadRecipe, stage: nn.Module | None = None) -> None:
         super().__init__()
-        self.stage = None if stage is None else copy.deepcopy(stage).requires_grad_(recipe.stage_rate is not None)
-        with torch.no_grad():
-            features = images if stage is None else stage(images)
+        self.stage = _copy(stage, recipe)
+        features = _features(images, self.stage)
         inputs = features.shape[1]
         self.kind, self.dropout = recipe.image, recipe.dropout
-        self.mean, self.std = features.mean(0), features.std(0) + 1e-3
+        self.register_buffer("mean", features.mean(0), persistent=False)
+        self.register_buffer("std", features.std(0) + 1e-3, persistent=False)
         self.width = inputs if recipe.image in {"none", "residual"} else recipe.width
         if recipe.image == "linear":
             self.head: nn.Module = nn.Linear(inputs, recipe.width)
@@ -142,9 +145,13 @@ class ImageSide(nn.Module):
             nn.init.zeros_(last.bias)
             self.head = nn.Sequential(nn.Linear(inputs, recipe.hidden), nn.GELU(), last)
 
-    def forward(self, images: Float[Tensor, "n numbers"]) -> Float[Tensor, "n width"]:
+    def forward(self, images: Shaped[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         """Return unnormalized embeddings."""
-        inputs = ((images if self.stage is None else self.stage(images)) - self.mean) / self.std
+        return self.map(images if self.stage is None else self.stage(images))
+
+    def map(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Return unnormalized embeddings of features."""
+        inputs = (features - self.mean) / self.std
         if self.kind == "none":
             return inputs
         if self.kind == "residual":
@@ -153,17 +160,45 @@ class ImageSide(nn.Module):
 
 
 class TextSide(nn.Module):
-    """Centering and scaling of features to unit variance, and a linear map plus one hidden layer."""
+    """Centering and scaling of features to unit variance, and a linear map plus one hidden layer.
 
-    def __init__(self, features: Float[Tensor, "n inputs"], width: int, recipe: HeadRecipe) -> None:
+    Args:
+        texts: texts to compute center and scale from.
+        stage: module that computes features from texts; None if texts are features.
+    """
+
+    center: Tensor
+    factor: Tensor
+
+    def __init__(
+        self, texts: Shaped[Tensor, "n entries"], width: int, recipe: HeadRecipe, stage: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.center, self.dropout = features.mean(0), recipe.dropout
-        self.factor = 1 / (features - self.center).std()
+        self.stage, self.dropout = _copy(stage, recipe), recipe.dropout
+        features = _features(texts, self.stage)
+        self.register_buffer("center", features.mean(0), persistent=False)
+        self.register_buffer("factor", 1 / (features - features.mean(0)).std(), persistent=False)
         self.head = ResidualMlp(features.shape[1], recipe.hidden, width)
 
-    def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+    def forward(self, texts: Shaped[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
         """Return unnormalized embeddings."""
+        return self.map(texts if self.stage is None else self.stage(texts))
+
+    def map(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Return unnormalized embeddings of features."""
         return _mapped(self.head, (features - self.center) * self.factor, self.dropout)
+
+
+def _copy(stage: nn.Module | None, recipe: HeadRecipe) -> nn.Module | None:
+    """Return a copy on the best device, trainable if the recipe has a rate for it."""
+    return (
+        None if stage is None else copy.deepcopy(stage).to(best_device()).requires_grad_(recipe.stage_rate is not None)
+    )
+
+
+@torch.no_grad()
+def _features(inputs: Tensor, stage: nn.Module | None) -> Float[Tensor, "n features"]:
+    return inputs if stage is None else stage(inputs)
 
 
 def _mapped(head: nn.Module, inputs: Tensor, dropout: float) -> Tensor:
@@ -201,14 +236,18 @@ class FeatureModel(Encoder):
     @torch.no_grad()
     def embed_images(self, images: Any) -> Float[Tensor, "n width"]:
         """Return unit-norm embeddings of features."""
-        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))
-        return F.normalize(self.image(features.float()), dim=1)
+        inputs = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))
+        return F.normalize(self.image(self._placed(inputs)), dim=1).cpu()
 
     @torch.no_grad()
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Return unit-norm embeddings of texts."""
         assert self.text is not None
-        return F.normalize(self.text(self.data.texts(texts)), dim=1)
+        return F.normalize(self.text(self._placed(self.data.texts(texts))), dim=1).cpu()
+
+    def _placed(self, inputs: Tensor) -> Tensor:
+        """Move features, but not bytes or tokens, to the heads' device in their precision."""
+        return inputs.to(self.image.mean) if inputs.is_floating_point() else inputs
 
 
 def fit(
@@ -226,18 +265,18 @@ def fit(
         cache: file with the trained weights; read if it exists, else written.
     """
     key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
-    stage = data.stage  # created on first access, before the seed is set
+    stage, text_stage = data.stage, data.text_stage  # created on first access, before the seed is set
     with torch.random.fork_rng(devices=[]), _bfloat16_matmul():
         torch.manual_seed(seed)
         image = ImageSide(pairs.images, recipe, stage)
         if not recipe.steps:
-            return FeatureModel(image, None, data, None, {}, key)
-        text = TextSide(pairs.texts, image.width, recipe)
+            return FeatureModel(image.to(best_device()), None, data, None, {}, key)
+        text = TextSide(pairs.texts, image.width, recipe, text_stage)
         objective = _objective(recipe, start)
         if start is not None:
             assert start.text is not None
             image, text = copy.deepcopy(start.image).train(), copy.deepcopy(start.text).train()
-        sides = nn.ModuleDict({"image": image, "text": text})
+        sides = nn.ModuleDict({"image": image, "text": text}).to(best_device())
         if cache is not None and cache.is_file():
             with safe_open(cache, framework="pt") as file:
                 sides.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
@@ -260,11 +299,17 @@ def _objective(recipe: HeadRecipe, start: FeatureModel | None) -> Objective:
 def _train(
     image: ImageSide, text: TextSide, objective: Objective, pairs: FeaturePairs, recipe: HeadRecipe, seed: int
 ) -> dict[str, float]:
-    stage = [] if image.stage is None or recipe.stage_rate is None else list(image.stage.parameters())
-    heads = [
-        *(weight for name, weight in image.named_parameters() if not name.startswith("stage.")),
-        *text.parameters(),
-    ]
+    named = [*image.named_parameters(), *text.named_parameters()]
+    stage = [weight for name, weight in named if name.startswith("stage.") and weight.requires_grad]
+    heads = [weight for name, weight in named if not name.startswith("stage.")]
+    device = best_device()
+    images, captions = pairs.images.to(device), pairs.texts.to(device)
+    map_images: Callable[[Tensor], Tensor] = image.forward
+    map_captions: Callable[[Tensor], Tensor] = text.forward
+    if not stage:  # computed once
+        images, captions = _features(images, image.stage), _features(captions, text.stage)
+        map_images, map_captions = image.map, text.map
+    objective.to(device)
     weights, temperatures, decay = [*heads, *stage], objective.temperatures(), {"weight_decay": recipe.weight_decay}
     groups = [{"params": heads, **decay}, {"params": temperatures, "weight_decay": 0.0}, {"params": stage, **decay}]
     rates = (recipe.learning_rate, _TEMPERATURE_RATE, recipe.stage_rate or 0.0)
@@ -274,8 +319,10 @@ def _train(
         warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * warm
-        ids = None if pairs.classes is None else pairs.classes[pictures, None]
-        loss, report = objective(image(pairs.images[pictures]), text(pairs.texts[texts]), duplicate_ids=ids, seed=step)
+        ids = None if pairs.classes is None else pairs.classes[pictures, None].to(device)
+        loss, report = objective(
+            map_images(images[pictures]), map_captions(captions[texts]), duplicate_ids=ids, seed=step
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
