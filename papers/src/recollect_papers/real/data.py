@@ -220,6 +220,8 @@ class WholeTower(nn.Module):
         model: Any = encoder.model
         self.tower = (model.vision_model if kind == "image" else model.text_model).eval()
         self.kind, self.transform, self.config = kind, encoder.transform, model.config
+        for block in self.tower.encoder.blocks if kind == "image" else ():
+            block.squeeze_excite = nn.Identity()  # EfficientNet-Lite has no gates, but the loaded model has open ones
 
     def train(self, mode: bool = True) -> "WholeTower":
         """Stay in evaluation mode."""
