@@ -260,3 +260,19 @@ def test_whole_towers_give_the_starters_features_and_train(monkeypatch):
         trained.sum().backward()
         assert sum(float(each.grad.norm()) for each in tower.parameters() if each.grad is not None) > 0
         assert not any(each.training for each in tower.modules())
+
+
+def test_stages_join_for_the_last_steps():
+    data = SyntheticData("pixels")
+    pairs = training_pairs(data, data.roles.training)
+    recipe = HeadRecipe(width=16, hidden=32, batch=32, steps=6)
+    locked = fit(pairs, recipe, 0, data)
+    idle, late = (fit(pairs, replace(recipe, stage_rate=rate, stage_steps=2), 0, data) for rate in (0.0, 1e-2))
+    for side in ("image", "text"):
+        weights = [getattr(model, side).state_dict() for model in (locked, idle, late)]
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-5)
+        still, moved = (each["stage.weight"] for each in weights[1:])
+        assert torch.equal(still, torch.eye(len(still)))
+        # AdamW moves a weight by at most about its rate in each step; the second of two has half of it.
+        assert 0 < (moved - still).abs().max() < 1e-2 * 2

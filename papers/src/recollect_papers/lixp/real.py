@@ -120,16 +120,14 @@ UNLOCKED_FAMILIES = (
     ),
 )
 """Arms of ``lixp/unlocked``. A step takes one to two seconds."""
-_GPU: Mapping[str, Any] = {"seeds": 2, "steps": (25,)}
-_TOWER_RATES = (3e-5, 1e-4, 3e-4)
+_GPU: Mapping[str, Any] = {"seeds": 2, "steps": (100,)}
+_JOINED = HeadRecipe(batch=8192, stage_steps=25)
 TOWER_FAMILIES = (
-    Family("towers locked", HeadRecipe(batch=8192), seeds=2, steps=(25, 50, 100)),
-    Family("towers trained", HeadRecipe(batch=8192), "towers locked", stage_rates=_TOWER_RATES, **_GPU),
-    Family(
-        "towers trained, context", HeadRecipe(batch=8192), "towers trained", _ALPHA, stage_rates=_TOWER_RATES, **_GPU
-    ),
+    Family("towers locked", HeadRecipe(batch=8192), **_GPU),
+    Family("towers trained", _JOINED, "towers locked", stage_rates=_STAGE_RATES, **_GPU),
+    Family("towers trained, context", _JOINED, "towers trained", _ALPHA, stage_rates=_STAGE_RATES, **_GPU),
 )
-"""Arms of ``lixp/towers``, for a GPU."""
+"""Arms of ``lixp/towers``, for a GPU: the towers join the heads for the last 25 of 100 steps."""
 LESS = (
     "EfficientNet-Lite0 and MiniLM, locked; 14,000 photographs with captions (COCO); four testing sets of 160 px, two "
     "choosing sets; labels: ImageNet's names with features made from the tower's classifier"
@@ -177,7 +175,7 @@ def _measured(
 
 
 def _small(family: Family) -> Family:
-    recipe = replace(family.recipe, width=16, hidden=32, batch=64)
+    recipe = replace(family.recipe, width=16, hidden=32, batch=64, stage_steps=family.recipe.stage_steps and 2)
     return replace(family, recipe=recipe, alphas=family.alphas[:1], stage_rates=family.stage_rates[:1], seeds=2,
                    steps=(5, 10))  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ class HeadRecipe:
         steps, batch, learning_rate, weight_decay: parameters of AdamW with a cosine schedule.
         dropout: dropout rate on the inputs of hidden layers.
         stage_rate: learning rate of `RealData.stage` and `RealData.text_stage`; None locks them.
+        stage_steps: train the stages only in the last steps, as many as this; None trains them in all steps.
         sampling: batches drawn uniformly from all ``pictures``, in equal parts from each group (``mixed``), or from
             one group at a time in turn (``debiased``).
     """
@@ -57,6 +58,7 @@ class HeadRecipe:
     weight_decay: float = 0.01
     dropout: float = 0.2
     stage_rate: float | None = None
+    stage_steps: int | None = None
     sampling: Literal["pictures", "mixed", "debiased"] = "pictures"
 
 
@@ -303,31 +305,37 @@ def _train(
     stage = [weight for name, weight in named if name.startswith("stage.") and weight.requires_grad]
     heads = [weight for name, weight in named if not name.startswith("stage.")]
     device = best_device()
-    images, captions = pairs.images.to(device), pairs.texts.to(device)
-    map_images: Callable[[Tensor], Tensor] = image.forward
-    map_captions: Callable[[Tensor], Tensor] = text.forward
-    if not stage:  # computed once
-        images, captions = _features(images, image.stage), _features(captions, text.stage)
-        map_images, map_captions = image.map, text.map
-    objective.to(device)
+    images, captions, objective = pairs.images.to(device), pairs.texts.to(device), objective.to(device)
+    together = min(recipe.stage_steps or recipe.steps, recipe.steps) if stage else 0
+    if together < recipe.steps:
+        features = _features(images, image.stage), _features(captions, text.stage)
     weights, temperatures, decay = [*heads, *stage], objective.temperatures(), {"weight_decay": recipe.weight_decay}
     groups = [{"params": heads, **decay}, {"params": temperatures, "weight_decay": 0.0}, {"params": stage, **decay}]
-    rates = (recipe.learning_rate, _TEMPERATURE_RATE, recipe.stage_rate or 0.0)
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
     report: dict[str, Tensor] = {}
     for step, (pictures, texts) in enumerate(batches(pairs, recipe, seed)):
-        warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+        start = recipe.steps - together  # first step that trains the stages
+        share, stage_share = _share(step, recipe.steps, _WARMUP), 0.0
+        if step < start:
+            embedded = image.map(features[0][pictures]), text.map(features[1][texts])
+        else:
+            embedded = image(images[pictures]), text(captions[texts])
+            stage_share = _share(step - start, together, min(_WARMUP, max(1, together // 5)))
+        rates = (recipe.learning_rate * share, _TEMPERATURE_RATE * share, (recipe.stage_rate or 0.0) * stage_share)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * warm
+            group["lr"] = rate
         ids = None if pairs.classes is None else pairs.classes[pictures, None].to(device)
-        loss, report = objective(
-            map_images(images[pictures]), map_captions(captions[texts]), duplicate_ids=ids, seed=step
-        )
+        loss, report = objective(*embedded, duplicate_ids=ids, seed=step)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
     return {name: float(value) for name, value in report.items()}
+
+
+def _share(step: int, steps: int, warmup: int) -> float:
+    """Return the learning rate of a step as a share of the maximum: linear warm-up times a cosine."""
+    return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def batches(pairs: FeaturePairs, recipe: HeadRecipe, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
