@@ -120,10 +120,17 @@ def test_search_and_read_select_the_modalities(search, read):
     assert settings.taken("text") == {"cross": ("image",), "uni": ("text",), "both": ("image", "text")}[read]
 
 
+@pytest.mark.parametrize("settings", [{"kind": "mlp"}, {"start": "embedding"}], ids=str)
+def test_a_weight_without_effect_is_refused(settings):
+    with pytest.raises(ValueError, match="weight: only used by kind 'mean'"):
+        FusionSettings(8, weight=0.3, **settings)
+
+
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
 @pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "gate"), ("text", "embedding")])
 def test_a_saved_fusion_opens_unchanged(tmp_path, kind, modalities, start):
-    settings = FusionSettings(64, kind, "cross", "uni", modalities, start, 0.3)
+    weight = 0.3 if kind == "mean" or (kind, start) == ("transformer", "gate") else None
+    settings = FusionSettings(64, kind, "cross", "uni", modalities, start, weight)
     fusion = randomized(FusionModule(settings, "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))
     assert again.settings == fusion.settings

@@ -75,6 +75,7 @@ STUDIES: dict[str, Study] = {
     "prefix/real": Study(
         "prefix.real", "real", "captions and labels together on strong towers, with each prefix", pictures=True
     ),
+    "prefix/trained": Study("prefix.real", "trained", "prefix/real with the text tower trained too", pictures=True),
     "efsa/table-2": Study("efsa.tables", "table_2", "all search methods, one pool per domain"),
     "efsa/table-3": Study("efsa.tables", "table_3", "all search methods, all domains in one pool"),
     "efsa/table-4": Study("efsa.tables", "table_4", "episode loss"),

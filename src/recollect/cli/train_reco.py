@@ -129,6 +129,7 @@ class TrainReco:
 
         preset = FUSION_PRESETS[self.preset]()
         start = self.start or preset.fusion.start
+        weight = self.weight if start == "gate" else None
         same: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
         rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
         return replace(
@@ -136,7 +137,7 @@ class TrainReco:
             model=Model(start=self.model or ""),
             data=Data(sources=self.data, split=self.split),
             objective=ObjectiveOptions(base="softmax"),
-            fusion=replace(preset.fusion, search=self.search, read=self.read, start=start, weight=self.weight),
+            fusion=replace(preset.fusion, search=self.search, read=self.read, start=start, weight=weight),
             optimizer=replace(preset.optimizer, weight_decay=self.weight_decay, **rate),
             mask=self.mask or preset.mask,
             newness=Newness(self.newness) if self.newness else preset.newness,

@@ -67,6 +67,8 @@ class FusionSettings:
             raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
         if self.weight is not None:
             check_number("weight", self.weight, above=0, below=1)
+            if self.kind == "mlp" or (self.kind == "transformer" and self.start != "gate"):
+                raise ValueError("weight: only used by kind 'mean', and by kind 'transformer' with start 'gate'")
 
     def refines(self, modality: By) -> bool:
         """Return whether embeddings of a modality are refined."""

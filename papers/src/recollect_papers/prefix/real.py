@@ -3,6 +3,9 @@
 The text tower is locked, so a prefix is a one-hot vector appended to the text's features: it shifts the hidden units of
 the text head. At test time any text can be read as a caption or as a label.
 
+``prefix/trained`` trains the text tower in the second half of the steps; there a prefix is a token after the start
+token.
+
 In arms with labels, every second batch is of labels, so their 400 steps contain as many captions as the 200 steps on
 captions alone, the number chosen in ``lixp/real``.
 """
@@ -11,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
 from recollect_papers.measurements import Measurements
-from recollect_papers.real.arms import SMOKE_HEAD, open_runner, worlds
+from recollect_papers.real.arms import SMOKE_HEAD, ArmRunner, open_runner, worlds
 from recollect_papers.real.data import LIGHT_ROLES, RealData
 from recollect_papers.real.heads import (
     LABELS,
@@ -33,6 +36,9 @@ from recollect_papers.study import StudyOptions
 KINDS = ("caption", "label")
 _PREFIX_LENGTH = 0.1
 """Length of the one-hot vector: about twice the standard deviation of a text feature."""
+
+PREFIX_TOKENS = (1, 2)
+"""Tokens of the prefixes: ``[unused0]`` and ``[unused1]``, reserved in MiniLM's vocabulary."""
 
 OWN = ("imagenette",)
 """Sets whose classes are among the labels; all others are foreign. Nothing is chosen, so choosing sets count too."""
@@ -81,20 +87,23 @@ MIXED = (
 
 @dataclass(frozen=True)
 class WithKind:
-    """Data whose text features are followed by the vector of one kind."""
+    """Data whose texts have the prefix of one kind."""
 
     data: RealData
     kind: str
 
-    def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """Return text features with the kind appended."""
+    def texts(self, texts: Sequence[str]) -> Shaped[Tensor, "texts entries"]:
+        """Return features or tokens with the prefix."""
         return with_kind(self.data.texts(texts), [KINDS.index(self.kind)] * len(texts))
 
 
-def with_kind(features: Float[Tensor, "n entries"], kinds: Sequence[int]) -> Float[Tensor, "n more"]:
-    """Append a one-hot vector of each text's kind to its features."""
+def with_kind(texts: Shaped[Tensor, "n entries"], kinds: Sequence[int]) -> Shaped[Tensor, "n more"]:
+    """Append a one-hot vector of each text's kind to its features, or insert a token after the start token."""
+    if not texts.is_floating_point():
+        tokens = torch.tensor(PREFIX_TOKENS).to(texts)[torch.tensor(kinds)]
+        return torch.cat([texts[:, :1], tokens[:, None], texts[:, 1:]], dim=1)
     prefixes = _PREFIX_LENGTH * torch.nn.functional.one_hot(torch.tensor(kinds), len(KINDS))
-    return torch.cat([features, prefixes.to(features)], dim=1)
+    return torch.cat([texts, prefixes.to(texts)], dim=1)
 
 
 def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
@@ -107,9 +116,17 @@ def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
 
 
 def _measure(options: StudyOptions) -> Measurements:
+    return _measured(options, open_runner(options, "prefix-real", LIGHT_ROLES), HeadRecipe(loss="softmax"))
+
+
+def _measure_trained(options: StudyOptions) -> Measurements:
+    runner = open_runner(options, "prefix-trained", LIGHT_ROLES, "tokens")
+    return _measured(options, runner, HeadRecipe(loss="softmax", stage_rate=1e-4))
+
+
+def _measured(options: StudyOptions, runner: ArmRunner, head: HeadRecipe) -> Measurements:
     smoke = options.scale == "smoke"
-    runner = open_runner(options, "prefix-real", LIGHT_ROLES)
-    data, head = runner.data, SMOKE_HEAD if smoke else HeadRecipe(loss="softmax")
+    data, head = runner.data, SMOKE_HEAD if smoke else head
     splits = {**data.roles.choosing, **data.roles.testing}
     own = ("a",) if smoke else OWN
     foreign = tuple(name for name in splits if name not in own)
@@ -117,7 +134,8 @@ def _measure(options: StudyOptions) -> Measurements:
     found = Measurements({"own": own, "foreign": foreign, "pools": list(data.roles.pools)})
     for seed in range(options.seeds or (2 if smoke else 3)):
         for arm in (*ARMS, *(MIXED if options.scale == "full" else ())):
-            recipe = replace(head, sampling=arm.sampling, steps=round(arm.share * head.steps))
+            steps = round(arm.share * head.steps)
+            recipe = replace(head, sampling=arm.sampling, steps=steps, stage_steps=steps // 2)
             settings = [2, asdict(recipe), arm.labels, arm.prefix, TEMPLATES, own, foreign, read]
 
             def compute(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
@@ -175,3 +193,4 @@ def _form(found: Measurements) -> TablesAndNotes:
 
 
 real = TableStudy("prefix/real", _measure, _form, worlds(WORLD))
+trained = TableStudy("prefix/trained", _measure_trained, _form, worlds(WORLD + "; MiniLM is trained too"))

@@ -41,6 +41,8 @@ EXAMPLES, QUERIES, MAX_SET = 16, 300, 1000
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
 """Emoji styles held out from training."""
 
+_WITH_TOKENS = ("tokens", "pixels")
+
 PADDING = 0
 """MiniLM's padding token."""
 
@@ -53,9 +55,9 @@ _GPU_CHUNK = 1024  # pictures whose activations fit a GPU's memory
 _MADE_WIDTH, _WORD_WIDTH = 40, 16
 
 
-Inputs = Literal["features", "maps", "pixels"]
+Inputs = Literal["features", "maps", "tokens", "pixels"]
 """What a head is trained on: features of locked towers; feature maps before the image tower's last stage, to train that
-stage too; or pixels and tokens, to train both towers."""
+stage too; features and tokens, to train the text tower too; or pixels and tokens, to train both towers."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class TowerEnd(nn.Module):
 class WholeTower(nn.Module):
     """One of the starter's towers, from bytes or tokens to features, without dropout and with frozen batch norms.
 
-    In training, layers compute in bfloat16 and activations are recomputed in the backward pass, chunk by chunk.
+    In training, layers compute in bfloat16, and on a GPU activations are recomputed in the backward pass.
     """
 
     def __init__(self, encoder: DualEncoder, kind: Literal["image", "text"]) -> None:
@@ -230,14 +232,17 @@ class WholeTower(nn.Module):
     def forward(self, inputs: Shaped[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
         """Return the tower's features."""
         first = next(self.parameters())
-        learns = torch.is_grad_enabled() and first.requires_grad
+        learns, gpu = torch.is_grad_enabled() and first.requires_grad, first.device.type != "cpu"
+        lengths = torch.arange(len(inputs)) if self.kind == "image" else (inputs != PADDING).sum(1).cpu()
+        order = lengths.argsort(stable=True)  # texts of a chunk have similar lengths
         features = []
-        for chunk in inputs.split(_CHUNK if first.device.type == "cpu" else _GPU_CHUNK):
+        for chunk in inputs[order].split(_GPU_CHUNK if gpu else _CHUNK):
             chunk = chunk.to(first.device)
             with torch.autocast(first.device.type, torch.bfloat16, enabled=learns):
-                found = checkpoint(self._features, chunk, use_reentrant=False) if learns else self._features(chunk)
+                recompute = learns and gpu
+                found = checkpoint(self._features, chunk, use_reentrant=False) if recompute else self._features(chunk)
             features.append(found.float())
-        return torch.cat(features)
+        return torch.cat(features)[order.argsort()]
 
     def _features(self, inputs: Tensor) -> Tensor:
         if self.kind == "image":
@@ -287,8 +292,8 @@ class StarterData:
 
     @cached_property
     def text_stage(self) -> nn.Module | None:
-        """A copy of the text tower for pixels, else None."""
-        return WholeTower(empty_starter(_TEXT_HEAD), "text") if self.inputs == "pixels" else None
+        """A copy of the text tower if texts are tokens, else None."""
+        return WholeTower(empty_starter(_TEXT_HEAD), "text") if self.inputs in _WITH_TOKENS else None
 
     def get(self, name: str) -> FeatureSet:
         """Return a data set by file name.
@@ -391,9 +396,9 @@ class StarterData:
         return file
 
     def texts(self, texts: Sequence[str]) -> Shaped[Tensor, "texts entries"]:
-        """Return MiniLM features of texts, or its tokens for pixels."""
+        """Return MiniLM's features of texts, or tokens."""
         new = sorted(set(texts) - self._texts.keys(), key=lambda text: (len(text), text))  # minimizes padding
-        if new and self.inputs == "pixels":
+        if new and self.inputs in _WITH_TOKENS:
             tokens = self.encoder.tokenize(new)["input_ids"].int()
             padding = (self.encoder.longest_text or 0) - tokens.shape[1]
             self._texts |= dict(zip(new, nn.functional.pad(tokens, (0, padding), value=PADDING), strict=True))
@@ -421,8 +426,8 @@ class SyntheticData:
 
     @cached_property
     def stage(self) -> nn.Module | None:
-        """A linear layer initialized to the identity, or None for features."""
-        return None if self.inputs == "features" else _identity(_MADE_WIDTH)
+        """A linear layer initialized to the identity if images are not features, else None."""
+        return _identity(_MADE_WIDTH) if self.inputs in ("maps", "pixels") else None
 
     @cached_property
     def text_stage(self) -> nn.Module | None:

@@ -121,19 +121,19 @@ class ImageSide(nn.Module):
     """Standardization of features, and a head.
 
     Args:
-        images: images to compute the standardization from.
+        features: features to compute the standardization from.
         stage: module that computes features from images; None if images are features.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, images: Shaped[Tensor, "n ..."], recipe: HeadRecipe, stage: nn.Module | None = None) -> None:
+    def __init__(
+        self, features: Float[Tensor, "n features"], recipe: HeadRecipe, stage: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.stage = _copy(stage, recipe)
-        features = _features(images, self.stage)
         inputs = features.shape[1]
-        self.kind, self.dropout = recipe.image, recipe.dropout
+        self.stage, self.kind, self.dropout = stage, recipe.image, recipe.dropout
         self.register_buffer("mean", features.mean(0), persistent=False)
         self.register_buffer("std", features.std(0) + 1e-3, persistent=False)
         self.width = inputs if recipe.image in {"none", "residual"} else recipe.width
@@ -165,7 +165,7 @@ class TextSide(nn.Module):
     """Centering and scaling of features to unit variance, and a linear map plus one hidden layer.
 
     Args:
-        texts: texts to compute center and scale from.
+        features: features to compute center and scale from.
         stage: module that computes features from texts; None if texts are features.
     """
 
@@ -173,11 +173,10 @@ class TextSide(nn.Module):
     factor: Tensor
 
     def __init__(
-        self, texts: Shaped[Tensor, "n entries"], width: int, recipe: HeadRecipe, stage: nn.Module | None = None
+        self, features: Float[Tensor, "n features"], width: int, recipe: HeadRecipe, stage: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.stage, self.dropout = _copy(stage, recipe), recipe.dropout
-        features = _features(texts, self.stage)
+        self.stage, self.dropout = stage, recipe.dropout
         self.register_buffer("center", features.mean(0), persistent=False)
         self.register_buffer("factor", 1 / (features - features.mean(0)).std(), persistent=False)
         self.head = ResidualMlp(features.shape[1], recipe.hidden, width)
@@ -200,7 +199,12 @@ def _copy(stage: nn.Module | None, recipe: HeadRecipe) -> nn.Module | None:
 
 @torch.no_grad()
 def _features(inputs: Tensor, stage: nn.Module | None) -> Float[Tensor, "n features"]:
-    return inputs if stage is None else stage(inputs)
+    if stage is None:
+        return inputs
+    if inputs.ndim > 2 or inputs.is_floating_point():
+        return stage(inputs)
+    texts, rows = inputs.unique(dim=0, return_inverse=True)  # the same label text may occur many times
+    return stage(texts)[rows]
 
 
 def _mapped(head: nn.Module, inputs: Tensor, dropout: float) -> Tensor:
@@ -267,13 +271,16 @@ def fit(
         cache: file with the trained weights; read if it exists, else written.
     """
     key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
-    stage, text_stage = data.stage, data.text_stage  # created on first access, before the seed is set
+    stage, text_stage = _copy(data.stage, recipe), _copy(data.text_stage, recipe)  # created before the seed is set
+    assert start is None or stage is text_stage is None
     with torch.random.fork_rng(devices=[]), _bfloat16_matmul():
         torch.manual_seed(seed)
-        image = ImageSide(pairs.images, recipe, stage)
+        features = _features(pairs.images, stage)
+        image = ImageSide(features, recipe, stage)
         if not recipe.steps:
             return FeatureModel(image.to(best_device()), None, data, None, {}, key)
-        text = TextSide(pairs.texts, image.width, recipe, text_stage)
+        text_features = _features(pairs.texts, text_stage)
+        text = TextSide(text_features, image.width, recipe, text_stage)
         objective = _objective(recipe, start)
         if start is not None:
             assert start.text is not None
@@ -284,7 +291,7 @@ def fit(
                 sides.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 report = {name: float(value) for name, value in file.metadata().items()}
         else:
-            report = _train(image, text, objective, pairs, recipe, seed)
+            report = _train(image, text, objective, pairs, (features, text_features), recipe, seed)
             if cache is not None:
                 with atomic_path(cache) as unfinished:
                     save_file(sides.state_dict(), unfinished, {name: repr(each) for name, each in report.items()})
@@ -299,16 +306,17 @@ def _objective(recipe: HeadRecipe, start: FeatureModel | None) -> Objective:
 
 
 def _train(
-    image: ImageSide, text: TextSide, objective: Objective, pairs: FeaturePairs, recipe: HeadRecipe, seed: int
-) -> dict[str, float]:
+    image: ImageSide, text: TextSide, objective: Objective, pairs: FeaturePairs, features: tuple[Tensor, Tensor],
+    recipe: HeadRecipe, seed: int,
+) -> dict[str, float]:  # fmt: skip
+    """Train both sides, and their stages in the last steps; ``features`` are those of locked stages."""
     named = [*image.named_parameters(), *text.named_parameters()]
     stage = [weight for name, weight in named if name.startswith("stage.") and weight.requires_grad]
     heads = [weight for name, weight in named if not name.startswith("stage.")]
     device = best_device()
-    images, captions, objective = pairs.images.to(device), pairs.texts.to(device), objective.to(device)
+    objective.to(device)
+    locked, inputs = [each.to(device) for each in features], [pairs.images.to(device), pairs.texts.to(device)]
     together = min(recipe.stage_steps or recipe.steps, recipe.steps) if stage else 0
-    if together < recipe.steps:
-        features = _features(images, image.stage), _features(captions, text.stage)
     weights, temperatures, decay = [*heads, *stage], objective.temperatures(), {"weight_decay": recipe.weight_decay}
     groups = [{"params": heads, **decay}, {"params": temperatures, "weight_decay": 0.0}, {"params": stage, **decay}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
@@ -317,9 +325,9 @@ def _train(
         start = recipe.steps - together  # first step that trains the stages
         share, stage_share = _share(step, recipe.steps, _WARMUP), 0.0
         if step < start:
-            embedded = image.map(features[0][pictures]), text.map(features[1][texts])
+            embedded = image.map(locked[0][pictures]), text.map(locked[1][texts])
         else:
-            embedded = image(images[pictures]), text(captions[texts])
+            embedded = image(inputs[0][pictures]), text(inputs[1][texts])
             stage_share = _share(step - start, together, min(_WARMUP, max(1, together // 5)))
         rates = (recipe.learning_rate * share, _TEMPERATURE_RATE * share, (recipe.stage_rate or 0.0) * stage_share)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
