@@ -70,6 +70,21 @@ def test_a_class_learned_from_clicks_is_saved_and_survives_a_reload(browser, pag
     tab.clean()
 
 
+def test_tab_reaches_the_pictures_from_the_search_box(browser, page):
+    tab = Tab(browser, page)
+    focused = "document.activeElement.id"
+    tab.page.focus("#words")
+    for _ in range(8):
+        tab.page.keyboard.press("Tab")
+        if tab.page.evaluate(focused) == "skip":
+            break
+    assert tab.page.locator("#skip").bounding_box()["width"] > 50, "visible while it has the focus"
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate(focused) == "grid"
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("getComputedStyle(document.querySelector('#skip')).opacity") == "0"
+
+
 def test_keyboard_shortcuts_mark_undo_and_navigate(browser, page):
     tab = Tab(browser, page)
     tab.new_class("reds", "red")

@@ -668,6 +668,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+get("skip").addEventListener("click", () => get(get("grid").hidden ? "show-grid" : "grid").focus());
+
 // handles keys while a picture is open
 function viewed(event) {
   const { key, target } = event;

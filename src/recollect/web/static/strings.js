@@ -25,6 +25,7 @@ const STRINGS = {
   "term.towards": ["{name}: more like this (switch)", "{name}: mehr davon (umschalten)"],
   "term.away": ["{name}: less like this (switch)", "{name}: weniger davon (umschalten)"],
   "views": ["Views", "Ansichten"],
+  "skip": ["To the pictures", "Zu den Bildern"],
   "view.pictures": ["Pictures", "Bilder"],
   "view.sorted": ["By label", "Nach Label"],
   "view.map": ["Map", "Karte"],
