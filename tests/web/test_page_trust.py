@@ -222,3 +222,12 @@ def test_the_sorted_view_names_labels_without_no(page):
     assert page.list(order="sorted")["unchecked"] == list(COLORS)
     page.call("/api/classes/1/marks", {"ids": ["green/1.png", "blue/2.png"], "mark": -1})
     assert page.list(order="sorted")["unchecked"] == list(COLORS)[1:]
+
+
+def test_favorites_are_not_a_kind_of_picture(page):
+    add_labels(page, 24)
+    before = page.list(order="sorted")["classes"]
+    _, added = page.call("/api/classes", {"name": "Favorites"})
+    marks = {"ids": ["red/0.png", "green/1.png"], "mark": 1}
+    assert page.call(f"/api/classes/{added['class']}/marks", marks)[0] == 200
+    assert page.list(order="sorted")["classes"] == before

@@ -18,6 +18,9 @@ from recollect.core.files import atomic_path, move_file
 from recollect.core.words import normalized_name
 from recollect.index.annotations import LABELED
 
+FAVORITES = "Favorites"
+"""Label of the page's key F. It is not a kind of picture, so classifiers do not learn it."""
+
 _MAX_NAME_LENGTH = 200
 _MAX_CLASSES = 200
 _MAX_SEARCHES = 100

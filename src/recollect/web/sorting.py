@@ -17,6 +17,7 @@ from recollect.classifiers.texts import learned_scale, prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
 from recollect.core.types import caption_prefix
+from recollect.web.label_store import FAVORITES
 from recollect.web.library import Library, ShownRows, View
 from recollect.web.teaching import Teaching
 
@@ -81,7 +82,8 @@ class Sorting:
         Raises:
             UserError: there are examples of fewer than two classes.
         """
-        labels = [each for each in list(self.teacher.labels.classes.values()) if each.count(1)]
+        classes = list(self.teacher.labels.classes.values())
+        labels = [each for each in classes if each.count(1) and each.name != FAVORITES]
         known = [(id, each.name) for each in labels for id, mark in list(each.marks.items()) if mark > 0]
         if len(labels) == 1:
             known += [(id, f"not {labels[0].name}") for id, mark in list(labels[0].marks.items()) if mark < 0]
