@@ -229,6 +229,22 @@ def test_options_that_do_not_affect_the_model_may_change_on_resume(small, tmp_pa
     train(other, out, resume=True, device="cpu", assemble=small.parts)
 
 
+def test_a_run_resumes_with_another_path_to_the_same_files(small, unbroken, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    stopped_at(small, out, 5, {"stand-in": {"samples": 3}})
+
+    def resume(path, samples=3):
+        parts = lambda *given: replace(small.parts(*given), data={path: {"samples": samples}})  # noqa: E731
+        return train(replace(RECIPE, data=Data(sources=(path,))), out, resume=True, device="cpu", assemble=parts)
+
+    with pytest.raises(UserError, match=r"data\.sources was"):
+        resume("elsewhere/stand-in")
+    with pytest.raises(UserError, match="stand-in had 3 samples, has 4 samples"):
+        resume(str(tmp_path / "stand-in"), 4)
+    assert files(resume(str(tmp_path / "stand-in"))) == unbroken[0]
+
+
 def test_a_finished_run_can_be_extended_but_not_shortened(small, unbroken, tmp_path, capfd):
     out = tmp_path / "run"
     train(RECIPE, out, device="cpu", assemble=small.parts)

@@ -98,13 +98,14 @@ def check_data(checkpoint: Path, data: Facts) -> None:
     Raises:
         UserError: the data differs; the message lists the differences.
     """
-    before: Facts = read_json(checkpoint / "state.json").get("data", {})
+    saved: Facts = read_json(checkpoint / "state.json").get("data", {})
+    before, current = ({os.path.abspath(name): facts for name, facts in each.items()} for each in (saved, data))
     words, unsure = [], []
-    for name, facts in before.items():
-        now = data.get(name, {})
+    for name, facts in saved.items():
+        now = current.get(os.path.abspath(name), {})
         changed = [fact for fact, then in facts.items() if fact != MODIFIED and now.get(fact, then) != then]
         shown = [fact for fact in changed if fact not in (CONTENT, WHOLE_CONTENT)] or changed[:1]
-        words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
+        words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(now[fact], fact)}" for fact in shown]
         written = now.get(MODIFIED, facts.get(MODIFIED)) != facts.get(MODIFIED)
         if written and WHOLE_CONTENT not in facts.keys() & now.keys():
             unsure.append(name)
@@ -115,7 +116,8 @@ def check_data(checkpoint: Path, data: Facts) -> None:
             f"{name}: modified or copied since {checkpoint.name} and too large to compare in full; its size and the "
             "parts compared match"
         )
-    if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
+    known = {name for name, facts in before.items() if CONTENT in facts}
+    if unknown := [name for name, facts in data.items() if CONTENT in facts and os.path.abspath(name) not in known]:
         names = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         note(f"{checkpoint}: does not record the content of {names}; assuming it has not changed")
 
@@ -130,7 +132,16 @@ def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
     # An option missing in the file had its default value, if the file has other options of its group.
     groups = {name.rpartition(".")[0] for name in then}
     then = {name: value for name, value in _flat(_defaults(recipe)).items() if name.rpartition(".")[0] in groups} | then
-    return _differing(then, now)
+    changes = _differing(then, now)
+    return {name: values for name, values in changes.items() if not _name_the_same_files(*values)}
+
+
+def _name_the_same_files(one: Any, other: Any) -> bool:
+    """Return whether two values differ only in how they write paths; contents are compared by `check_data`."""
+    if isinstance(one, str) and isinstance(other, str):
+        return os.path.abspath(one) == os.path.abspath(other)
+    lists = isinstance(one, list) and isinstance(other, list) and len(one) == len(other)
+    return lists and all(map(_name_the_same_files, one, other))
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
