@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, write_json
+from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.models.dual import DualEncoder
 from recollect.models.fast import silent_export
@@ -156,6 +157,7 @@ def _export(
     module: nn.Module, inputs: dict[str, Tensor], file: Path, outputs: list[str], shapes: tuple[Any, ...]
 ) -> None:
     module.eval()
+    note(f"writing {file.name} (this can take a minute)")
     with silent_export(), user_errors(f"{file.stem}: this tower cannot be exported", RuntimeError):
         program = torch.onnx.export(
             module,
