@@ -16,6 +16,7 @@ from recollect.index import Index, IngestOptions
 from recollect.models import load_model
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
+from recollect.reco.neighbors import balanced_mean
 
 
 @pytest.fixture(scope="session")
@@ -76,15 +77,17 @@ def test_zero_shot_with_an_index_matches_its_encoder(recollect, model, index, fu
         assert read["fusion"][:8] in result["model"]
 
 
-def test_the_mean_refines_images_by_default(recollect, model, index, fusion, shapes, tmp_path):
-    """With both sides refined the mean names far fewer things (`results/reco/real.json`)."""
+def test_the_mean_measures_its_weight_by_default(recollect, model, index, fusion, shapes, tmp_path):
     words = ("evaluate", "zero-shot", model, "--data", shapes, "--index", index, "--k", 5)
     read = []
-    for number, options in enumerate((("mean",), ("mean", "--weight", 0.2), (fusion,))):
-        recollect(*words, "--fusion", *options, "--out", tmp_path / f"{number}.json")
+    weight = balanced_mean(Index.open(index), 5).settings.weight
+    for number, options in enumerate((("mean",), ("mean", "--weight", weight), (fusion,))):
+        answer = recollect(*words, "--fusion", *options, "--out", tmp_path / f"{number}.json")
+        assert ("measured on its pictures and captions" in " ".join(f"{answer.stdout}{answer.stderr}".split())) == (number == 0)
         reads = figures(tmp_path / f"{number}.json")["settings"]["reads"]
-        read.append((reads["kind"], reads["mode"]))
-    assert read == [("mean", "image"), ("mean", "image"), ("transformer", "both")]
+        read.append((reads["kind"], reads["mode"], reads["fingerprint"]))
+    assert read[0] == read[1] == ("mean", "both", read[0][2])
+    assert read[2][:2] == ("transformer", "both")
 
 
 def test_the_weight_of_a_mean_lies_between_the_embedding_and_what_is_read(recollect, model, index, shapes, tmp_path):

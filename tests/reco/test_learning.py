@@ -21,7 +21,7 @@ from recollect.reco import learning
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, train_fusion
-from recollect.reco.neighbors import Neighbors, find_neighbors
+from recollect.reco.neighbors import Neighbors, balanced_mean, balanced_weight, find_neighbors
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import TERMS, FusionObjective
 from recollect.reco.pairs import Pairs
@@ -241,13 +241,25 @@ def test_a_trained_fusion_uses_index_rows_of_new_concepts(world, tmp_path):
 def test_the_balanced_weight_gives_both_parts_equal_spread(on_disk, pairs, modality):
     some, everything = pairs(12, first=30), pairs(40)
     found = find_neighbors(some, on_disk, FusionSettings(16), 5)
-    weight = learning.balanced_weight(found, modality)
+    weight = balanced_weight(found, modality)
     own, others = (some.images, some.texts) if modality == "image" else (some.texts, some.images)
     taken = ["text" if modality == "image" else "image"]
     read = loop_neighbors(some, everything, modality, taken, own, 5, 0.94, "image").sum(axis=1, dtype=np.float64)
     read /= np.linalg.norm(read, axis=1, keepdims=True)
     spreads = [np.std(part.astype(np.float64) @ others.T.astype(np.float64), axis=0).mean() for part in (own, read)]
     assert (1 - weight) * spreads[0] == pytest.approx(weight * spreads[1], rel=1e-5)
+
+
+def test_a_balanced_mean_measures_its_weight_on_the_index(monkeypatch, pairs):
+    index, settings = pairs(40).index(), FusionSettings(16, "mean")
+    monkeypatch.setattr("recollect.reco.neighbors._SAMPLE", 40)  # all, so the order does not matter
+    found = find_neighbors(pairs(40), index, settings, 5)
+    weights = [balanced_weight(found, modality) for modality in ("image", "text")]
+    mean = balanced_mean(index, 5)
+    assert (mean.settings.kind, mean.settings.width) == ("mean", 16)
+    assert mean.settings.weight == pytest.approx(sum(weights) / 2, rel=1e-5)
+    monkeypatch.setattr("recollect.reco.neighbors._SAMPLE", 4)  # blocks of 32
+    assert balanced_mean(index, 5).settings.weight == pytest.approx(mean.settings.weight, abs=0.3)
 
 
 @pytest.mark.parametrize("weight", [None, 0.2])
@@ -258,9 +270,9 @@ def test_a_gate_starts_at_its_weight(world, tmp_path, weight):
     fusion = FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu"))
     neighbors = Neighbors.open(tmp_path / "run.neighbors" / "neighbors.safetensors")
     for modality, block in fusion.blocks.items():
-        expected = weight or learning.balanced_weight(neighbors, modality)
+        expected = weight or balanced_weight(neighbors, modality)
         assert block.gate.sigmoid().item() == pytest.approx(expected, abs=1e-3)
-    assert abs(learning.balanced_weight(neighbors, "image") - 0.5) > 1e-2, "must differ from an untouched gate"
+    assert abs(balanced_weight(neighbors, "image") - 0.5) > 1e-2, "must differ from an untouched gate"
 
 
 @pytest.mark.parametrize(

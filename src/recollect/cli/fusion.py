@@ -22,10 +22,10 @@ class FusionOptions:
     fusion: str | None = None
     """Fusion to use with --index: OUT/model of `recollect train reco`, or `mean`, the mean with the retrieved rows."""
     mode: Annotated[Literal["image", "text", "both"] | None, Arg(rare=True)] = None
-    """Embeddings to refine: image, text, or both (default: those that the fusion was trained for; image for `mean`)."""
+    """Embeddings to refine: image, text, or both (default: those that the fusion was trained for; both for `mean`)."""
     weight: Annotated[float | None, Arg(rare=True)] = None
-    """Weight of the retrieved rows with `--fusion mean`, between 0 and 1 (default: the plain mean). A smaller weight
-    keeps more of the model's own ranking."""
+    """Weight of the retrieved rows with `--fusion mean`, between 0 and 1 (default: the one at which they vary scores as
+    much as the embedding, measured on the index). A smaller weight keeps more of the model's own ranking."""
     k: int | None = None
     """Rows to retrieve per embedding (default: as in the training of the fusion; 10 for `mean`)."""
     read_where: Annotated[str | None, Arg(rare=True)] = None
@@ -82,9 +82,13 @@ class FusionOptions:
         from recollect.index import Index
         from recollect.reco.block import FusionModule, FusionSettings
         from recollect.reco.encoder import RetrievalEnhancedEncoder
+        from recollect.reco.neighbors import balanced_mean
 
         index = Index.open(self.index)
-        if self.fusion == "mean":
+        if self.fusion == "mean" and self.weight is None:
+            fusion = balanced_mean(index) if self.k is None else balanced_mean(index, self.k)
+            say(f"{index.address}: --weight {fusion.settings.weight:.2f}, measured on its pictures and captions")
+        elif self.fusion == "mean":
             fusion = FusionModule(FusionSettings(encoder.width, "mean", weight=self.weight))
         else:
             fusion = FusionModule.open(self.fusion)

@@ -41,7 +41,7 @@ class RetrievalEnhancedEncoder(Encoder):
         index: index of pictures embedded by the model.
         fusion: fusion trained on the model's embeddings.
         mode: which embeddings are refined; the others are the model's own. Default: all that the fusion refines,
-            or images only for the plain mean, since a mean of both sides names far less.
+            or images only for a mean without a weight, since a plain mean of both sides names far less.
         k: number of pictures each embedding reads; default: as in the training of the fusion, or 10.
         where: filter of the pictures to read.
         exclude_ids: pictures that are never read, such as near-duplicates of test images.
@@ -61,7 +61,7 @@ class RetrievalEnhancedEncoder(Encoder):
         exclude_ids: Collection[str] = (),
     ) -> None:
         settings = fusion.settings
-        mode = mode or ("image" if settings.kind == "mean" else settings.modalities)
+        mode = mode or ("image" if settings.kind == "mean" and settings.weight is None else settings.modalities)
         k = fusion.trained.get("k", 10) if k is None else k
         check_choice(mode, ("image", "text", "both"), "mode")
         fingerprint = model.fingerprint

@@ -21,7 +21,7 @@ from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import note
 from recollect.index import NEAR, By, Index
 from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
-from recollect.reco.neighbors import Neighbors, ScoreOf, find_neighbors
+from recollect.reco.neighbors import Neighbors, ScoreOf, balanced_weight, find_neighbors
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
 from recollect.reco.pairs import Pairs
@@ -229,25 +229,6 @@ def train_fusion(
         return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts(), _SUBJECT)
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
-
-
-def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> float:
-    """Return the weight at which the mean of the neighbors varies scores as much as the embedding does.
-
-    A score is the product with an embedding of the other modality. In a model whose texts are closer to each other than
-    to their images, the vectors read by images vary scores several times more than the images do, and equal weights
-    would leave little of the model's own judgment.
-
-    Args:
-        neighbors: training pairs and what they read.
-        modality: modality of the embeddings.
-        pairs: number of pairs to measure.
-    """
-    tokens = neighbors.tokens(modality, torch.arange(min(pairs, len(neighbors))))
-    others = neighbors.texts if modality == "image" else neighbors.images
-    parts = tokens[:, 0], nn.functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
-    own, read = (float((part @ others[: len(tokens)].T).std(dim=0, correction=0).mean()) for part in parts)
-    return own / (own + read) if own and read else 0.5
 
 
 def _stored_neighbors(recipe: FusionRecipe, pairs: Pairs, index: Index, folder: Path) -> Neighbors:

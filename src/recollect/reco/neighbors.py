@@ -1,7 +1,7 @@
 """Neighbors of training pairs in an index, found once and stored for all epochs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
-from recollect.core.seeding import derive_seed, text_key
+from recollect.core.seeding import derive_seed, numpy_generator, text_key
 from recollect.core.validation import refuse
 from recollect.index import NEAR, By, Index
 from recollect.index.lookup import Excluded
-from recollect.reco.block import FusionSettings
+from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.pairs import Pairs
 
 ScoreOf = Literal["image", "searched"]
@@ -28,6 +28,7 @@ vector searched (RECO, section 4.1). The latter also excludes all pictures with 
 query would find at test time."""
 
 _QUERIES = 2_048
+_SAMPLE = 512
 
 
 def caption_key(caption: str, id: str = "") -> int:
@@ -157,6 +158,49 @@ def find_neighbors(
         _keys(derive_seed("picture", id) for id in pairs.pictures),
         read_captions,
     )
+
+
+def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> float:
+    """Return the weight at which the mean of the neighbors varies scores as much as the embedding does.
+
+    A score is the product with an embedding of the other modality. In a model whose texts are closer to each other than
+    to their images, the vectors read by images vary scores several times more than the images do, and equal weights
+    would leave little of the model's own judgment.
+
+    Args:
+        neighbors: pairs and what they read.
+        modality: modality of the embeddings.
+        pairs: number of pairs to measure.
+    """
+    tokens = neighbors.tokens(modality, torch.arange(min(pairs, len(neighbors))))
+    others = neighbors.texts if modality == "image" else neighbors.images
+    parts = tokens[:, 0], nn.functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
+    own, read = (float((part @ others[: len(tokens)].T).std(dim=0, correction=0).mean()) for part in parts)
+    return own / (own + read) if own and read else 0.5
+
+
+def balanced_mean(index: Index, k: int = 10) -> FusionModule:
+    """Return a mean whose weight is the `balanced_weight` of the index's own pictures and captions.
+
+    It is measured on `_SAMPLE` random pictures with captions, and is the mean of both modalities' weights.
+
+    Raises:
+        UserError: too few pictures have captions.
+    """
+    settings = FusionSettings(index.width, "mean")
+    check_k(index, k, captioned=True)
+    captioned = list[tuple[str, str]]()
+    order = np.array(index.ids, dtype=object)[numpy_generator("balanced mean").permutation(len(index))].tolist()
+    for start in range(0, len(order), 8 * _SAMPLE):  # most pictures may have no captions
+        block = order[start : start + 8 * _SAMPLE]
+        captioned += [(id, each[0]) for id, each in zip(block, index.values("caption", block), strict=True) if each]
+        if len(captioned) >= _SAMPLE:
+            break
+    ids, captions = zip(*captioned[:_SAMPLE], strict=True)
+    pairs = Pairs(index.vectors(ids), index.vectors(ids, "text"), captions, ids, index.record.model)
+    neighbors = find_neighbors(pairs, index, settings, k)
+    weights = [balanced_weight(neighbors, modality) for modality in ("image", "text")]
+    return FusionModule(replace(settings, weight=sum(weights) / 2))
 
 
 def _keys(keys: Iterable[int]) -> Tensor:
