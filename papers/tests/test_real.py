@@ -221,19 +221,6 @@ def test_a_stage_trains_on_the_features_that_it_computes():
     assert errors.max() < 16 * 2**-8  # a rounding in each of the stage's layers, none of which enlarges it
 
 
-def test_a_mean_that_lowers_recall_is_not_chosen():
-    from recollect_papers.reco.real import MODES, Way, kept_search
-
-    ways = [Way(f"mean, weight {weight}", None, weight=weight) for weight in (0.1, 0.2, 0.3)]
-    found = Measurements({"ways": [way.name for way in ways]})
-    found.add({"arm": "model alone", "mode": "", "set": "R@10"}, 0, 50.0)
-    for way, r10, concepts in zip(ways, (51.0, 50.0, 49.0), (10.0, 20.0, 30.0), strict=True):
-        for number, mode in enumerate(MODES):  # the best side of the last would win if recall did not count
-            found.add({"arm": way.name, "mode": mode, "set": "R@10"}, 0, r10 - number)
-            found.add({"arm": way.name, "mode": mode, "set": "concepts"}, 0, concepts + 100 * number * (r10 < 50))
-    assert kept_search(found, ways).weight == 0.2
-
-
 def test_whole_towers_give_the_starters_features_and_train(monkeypatch):
     from recollect.models.starter import empty_starter
     from recollect_papers.real import data as module

@@ -96,7 +96,7 @@ STUDIES: dict[str, Study] = {
     "reco/reading": Study(
         "reco.real", "reading", "weights and learning rates of fusions on strong towers", pictures=True
     ),
-    "reco/starter": Study("reco.real", "starter", "the starter with an index, by weight", pictures=True),
+    "reco/starter": Study("reco.real", "starter", "reco/real with the starter", pictures=True),
     "reco/figure-2": Study("reco.tables", "figure_2", "search and fusion as a diagram"),
     "reco/figure-3": Study("reco.tables", "figure_3", "longer training, index size, and number of retrieved rows"),
     "reco/figure-4": Study("reco.tables", "figure_4", "example results of uni- and cross-modal search"),

@@ -82,11 +82,11 @@ class FusionOptions:
         from recollect.index import Index
         from recollect.reco.block import FusionModule, FusionSettings
         from recollect.reco.encoder import RetrievalEnhancedEncoder
-        from recollect.reco.neighbors import balanced_mean
+        from recollect.reco.neighbors import DEFAULT_K, balanced_mean
 
         index = Index.open(self.index)
         if self.fusion == "mean" and self.weight is None:
-            fusion = balanced_mean(index) if self.k is None else balanced_mean(index, self.k)
+            fusion = balanced_mean(index, self.k or DEFAULT_K)
             say(f"{index.address}: --weight {fusion.settings.weight:.2f}, measured on its pictures and captions")
         elif self.fusion == "mean":
             fusion = FusionModule(FusionSettings(encoder.width, "mean", weight=self.weight))

@@ -15,7 +15,7 @@ from recollect.core.types import Encoder, ImageLike, Kind, best_device
 from recollect.core.validation import check_choice, refuse
 from recollect.index import By, Index
 from recollect.reco.block import FusionModule
-from recollect.reco.neighbors import check_k, read_index
+from recollect.reco.neighbors import DEFAULT_K, balanced_mean, check_k, read_index
 
 Mode = Literal["image", "text", "both"]
 """Which embeddings read the index (RECO, Table 4)."""
@@ -62,7 +62,7 @@ class RetrievalEnhancedEncoder(Encoder):
     ) -> None:
         settings = fusion.settings
         mode = mode or ("image" if settings.kind == "mean" and settings.weight is None else settings.modalities)
-        k = fusion.trained.get("k", 10) if k is None else k
+        k = fusion.trained.get("k", DEFAULT_K) if k is None else k
         check_choice(mode, ("image", "text", "both"), "mode")
         fingerprint = model.fingerprint
         index.model.check(model, "the encoder")
@@ -184,14 +184,19 @@ def modalities_of(mode: Mode) -> tuple[By, ...]:
 def open_encoder(
     model: Encoder,
     index: str | Path,
-    fusion: str | Path,
+    fusion: str | Path = "mean",
     mode: Mode | None = None,
     k: int | None = None,
     where: str | None = None,
 ) -> RetrievalEnhancedEncoder:
     """Open an index and a fusion, and return the `RetrievalEnhancedEncoder`.
 
+    Args:
+        fusion: folder of a trained fusion, or ``mean``, which needs no training (`balanced_mean`).
+
     Raises:
         UserError: index or fusion cannot be opened, or do not fit the model.
     """
-    return RetrievalEnhancedEncoder(model, Index.open(index), FusionModule.open(fusion), mode, k, where)
+    opened = Index.open(index)
+    found = balanced_mean(opened, k or DEFAULT_K) if fusion == "mean" else FusionModule.open(fusion)
+    return RetrievalEnhancedEncoder(model, opened, found, mode, k, where)

@@ -1,4 +1,4 @@
-"""Neighbors of training pairs in an index, found once and stored for all epochs."""
+"""Neighbors of pairs in an index, found once and stored for all epochs, and the weight at which they count."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +26,9 @@ ScoreOf = Literal["image", "searched"]
 """Cosine that marks a picture as a near-duplicate of a pair: that of the two images, or that of the query and the
 vector searched (RECO, section 4.1). The latter also excludes all pictures with a text query's own caption, which the
 query would find at test time."""
+
+DEFAULT_K = 10
+"""Pictures that an embedding reads."""
 
 _QUERIES = 2_048
 _SAMPLE = 512
@@ -179,7 +182,7 @@ def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> f
     return own / (own + read) if own and read else 0.5
 
 
-def balanced_mean(index: Index, k: int = 10) -> FusionModule:
+def balanced_mean(index: Index, k: int = DEFAULT_K) -> FusionModule:
     """Return a mean whose weight is the `balanced_weight` of the index's own pictures and captions.
 
     It is measured on `_SAMPLE` random pictures with captions, and is the mean of both modalities' weights.

@@ -3,13 +3,13 @@
 Model and fusion are trained on everyday photographs with captions, which are the index in training. The test index also
 contains emoji, in other styles than the queries; further indexes contain examples of the testing sets' classes, or
 products, with their names. Nothing is chosen here: fusions have the settings of the package and of the paper, the
-number of steps comes from ``lixp/real``, the weight of the weighted mean from ``reco/reading`` (on other emoji), and
-every mode is shown.
+number of steps comes from ``lixp/real``, the weight of a mean is measured on the index (`balanced_mean`), and every
+mode is shown.
 
 ``reco/reading`` chooses, on other emoji, the weight of the retrieved embedding in a mean and the learning rate of
 fusions, and shows the effect of the block's correction.
 
-``reco/starter`` repeats ``reco/real`` with the starter itself; the weight of its mean is chosen as in `kept_search`.
+``reco/starter`` repeats ``reco/real`` with the starter itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ from recollect.models import load_model
 from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
+from recollect.reco.neighbors import balanced_mean
 from recollect.reco.pairs import Pairs
 from recollect.training.options import Data
 from recollect_papers.engine import Column, Row, TableForm, TablesAndNotes, TableStudy
@@ -44,8 +45,8 @@ from recollect_papers.store import content_key
 from recollect_papers.study import StudyOptions, StudyTable
 
 MODES: tuple[Mode, ...] = ("image", "text", "both")
-WEIGHT = 0.7
-"""Weight of the retrieved embedding, the best over all modes in ``reco/reading``."""
+MEASURED = "mean, measured weight"
+"""Name of the mean whose weight is measured on the index, the default of ``--fusion mean``."""
 
 GROWTH = (1, 3)
 """Numbers of styles per concept in the smaller indexes."""
@@ -61,8 +62,8 @@ COMPARED = (
     (("gate, simulated newness", "both"), ("block as published", "both")),
     (("gate, simulated newness", "both"), ("plain mean", "both")),
     (("gate, simulated newness", "both"), ("plain mean", "text")),
-    ((f"mean, weight {WEIGHT}", "both"), ("plain mean", "text")),
-    ((f"mean, weight {WEIGHT}", "both"), ("gate, simulated newness", "both")),
+    ((MEASURED, "both"), ("plain mean", "text")),
+    ((MEASURED, "both"), ("gate, simulated newness", "both")),
     (("gate, for texts alone", "text"), ("plain mean", "text")),
 )
 NAMED, PRODUCTS = "named", "products"
@@ -93,7 +94,7 @@ def ways() -> tuple[Way, ...]:
     ours = FusionRecipe()
     return (
         Way("plain mean", None),
-        Way(f"mean, weight {WEIGHT}", None, weight=WEIGHT),
+        Way(MEASURED, None),
         Way("block as published", paper_recipe()),
         Way("gate, simulated newness", ours),
         Way("gate, for texts alone", replace(ours, fusion=replace(ours.fusion, modalities="text")), ("text",)),
@@ -303,6 +304,8 @@ class _Bench:
 
     def fusion(self, way: Way) -> FusionModule:
         """Return a fusion trained on the everyday pairs with these as index, or a mean."""
+        if way.name == MEASURED:
+            return balanced_mean(self.pairs.index())
         if way.recipe is None:
             return FusionModule(FusionSettings(self.model.width, "mean", weight=way.weight))
         memory = Path(self._folder.name) / "memory"
@@ -413,78 +416,33 @@ real = TableStudy("reco/real", _measure, _form, worlds(WORLD))
 
 def _measure_reading(options: StudyOptions) -> Measurements:
     runner = open_runner(options, "reco-reading", FLICKR_ROLES)
-    return _read(options, runner, analyzed_ways(), HeadRecipe(steps=STEPS))
-
-
-def _read(options: StudyOptions, runner: ArmRunner, ways: Sequence[Way], head: HeadRecipe | None) -> Measurements:
     sets = (*runner.data.roles.choosing, runner.data.roles.choosing_pool[0])
-    return _measured(options, runner, ways, _Bench.read, sets, [], head)
+    return _measured(options, runner, analyzed_ways(), _Bench.read, sets, [], HeadRecipe(steps=STEPS))
 
 
 def _form_reading(found: Measurements) -> TablesAndNotes:
-    weight = Column("weight of the retrieved embedding", {"set": "weight"}, "number", pattern="{:.2f}")
-    form = _reading_form("Means by weight, and the trained gate", found.context["ways"], [weight])
-    return [form.fill(found)], [OTHER_EMOJI]
-
-
-OTHER_EMOJI = "393 emoji of the split train, which were not used in training"
-
-
-def _reading_form(title: str, ways: Sequence[str], more: Sequence[Column] = ()) -> TableForm:
     rows = [Row(("model alone", ""), {"arm": "model alone", "mode": ""})]
-    rows += [Row((name, mode), {"arm": name, "mode": mode}) for name in ways for mode in MODES]
+    rows += [Row((name, mode), {"arm": name, "mode": mode}) for name in found.context["ways"] for mode in MODES]
     titles = {"concepts": "emoji by name", "choosing sets": "everyday index: EuroSAT and DTD by name",
               "R@10": "everyday index: R@10 of COCO, validation"}  # fmt: skip
-    columns = [*(Column(title, {"set": at}) for at, title in titles.items()), *more]
-    return TableForm(title, ("fusion", "side"), rows, columns, missing="")
+    columns = [*(Column(title, {"set": at}) for at, title in titles.items()),
+               Column("weight of the retrieved embedding", {"set": "weight"}, "number", pattern="{:.2f}")]  # fmt: skip
+    form = TableForm("Means by weight, and the trained gate", ("fusion", "side"), rows, columns, missing="")
+    return [form.fill(found)], ["393 emoji of the split train, which were not used in training"]
 
 
 reading = TableStudy("reco/reading", _measure_reading, _form_reading, worlds(WORLD))
 
 
-STARTER_WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 STARTER_WORLD = (
     "the starter, whose head was trained on the 14,000 captioned photographs (COCO) that are the index; indexes with "
     "concepts add emoji in six styles, and queries are emoji in three others"
 )
 
 
-def kept_search(found: Measurements, ways: Sequence[Way]) -> Way:
-    """Return the mean that names most choosing concepts, on any side, among those that do not lower R@10.
-
-    If all lower it, return the first.
-    """
-
-    def figure(name: str, mode: str, at: str) -> float:
-        return found.summary({"arm": name, "mode": mode, "set": at}).mean
-
-    alone = figure("model alone", "", "R@10")
-    named = {
-        way: max((figure(way.name, mode, "concepts") for mode in MODES if figure(way.name, mode, "R@10") >= alone),
-                 default=-1.0)
-        for way in ways if way.name in found.context["ways"]
-    }  # fmt: skip
-    return max(named, key=named.__getitem__)
-
-
 def _measure_starter(options: StudyOptions) -> Measurements:
-    runner = open_runner(options, "reco-starter", FLICKR_ROLES)
-    means = tuple(Way(f"mean, weight {weight}", None, weight=weight) for weight in STARTER_WEIGHTS)
-    found = _read(replace(options, seeds=1), runner, means, None)
-    chosen = kept_search(found, means)
-    tested = (Way("plain mean", None), chosen, Way("gate, simulated newness", FusionRecipe()))
-    found.context["choosing"] = found.context["ways"]
-    result = _tested(options, runner, tested, None)
-    found.take(result)
-    found.context.update(result.context, chosen=chosen.name)
-    return found
+    tested = (Way("plain mean", None), Way(MEASURED, None), Way("gate, simulated newness", FusionRecipe()))
+    return _tested(options, open_runner(options, "reco-starter", FLICKR_ROLES), tested, None)
 
 
-def _form_starter(found: Measurements) -> TablesAndNotes:
-    tables, _ = _form(found)
-    means = _reading_form("Means by weight", found.context["choosing"]).fill(found)
-    chosen = f"{found.context['chosen']} names most of the other emoji without lowering R@10 of COCO's validation"
-    return [*tables, means], [chosen, OTHER_EMOJI]
-
-
-starter = TableStudy("reco/starter", _measure_starter, _form_starter, worlds(STARTER_WORLD))
+starter = TableStudy("reco/starter", _measure_starter, _form, worlds(STARTER_WORLD))
