@@ -13,6 +13,7 @@ captions alone, the number chosen in ``lixp/real``.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
@@ -181,11 +182,10 @@ def _form(found: Measurements) -> TablesAndNotes:
     for title, (one, reading), (other, over) in COMPARED:
         at, base = {"arm": one.name, "read": reading}, {"arm": other.name, "read": over}
         compared.append(Row((title,), at, over=base))
-        for measure, places in (("zero-shot", foreign), ("R@10", pools)):
-            gain = found.paired({**at, "measure": measure}, base, places)
-            if tested := gain.over_seeds():
-                what = "by name, foreign sets" if measure == "zero-shot" else measure
-                notes.append(f"{title}, {what}: {gain.summary().signed()}{tested}")
+        gained = [found.paired({**at, "measure": measure}, base, places).over_seeds_p()
+                  for measure, places in (("zero-shot", foreign), ("R@10", pools))]  # fmt: skip
+        if not np.isnan(gained).any():
+            notes.append(f"{title}: t-test over seeds, foreign sets p = {gained[0]:.2g}, R@10 p = {gained[1]:.2g}")
     return [
         TableForm("Captions and labels together", ("training", "reading"), rows, columns).fill(found),
         TableForm("Differences, paired by seed", ("difference",), compared, gains, notes=tuple(notes)).fill(found),
