@@ -185,7 +185,8 @@ def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> f
 def balanced_mean(index: Index, k: int = DEFAULT_K) -> FusionModule:
     """Return a mean whose weight is the `balanced_weight` of the index's own pictures and captions.
 
-    It is measured on `_SAMPLE` random pictures with captions, and is the mean of both modalities' weights.
+    It is measured on `_SAMPLE` random pictures with captions, and is the mean of both modalities' weights, rounded to
+    two digits.
 
     Raises:
         UserError: too few pictures have captions.
@@ -203,7 +204,7 @@ def balanced_mean(index: Index, k: int = DEFAULT_K) -> FusionModule:
     pairs = Pairs(index.vectors(ids), index.vectors(ids, "text"), captions, ids, index.record.model)
     neighbors = find_neighbors(pairs, index, settings, k)
     weights = [balanced_weight(neighbors, modality) for modality in ("image", "text")]
-    return FusionModule(replace(settings, weight=sum(weights) / 2))
+    return FusionModule(replace(settings, weight=round(sum(weights) / 2, 2)))  # equal on all machines
 
 
 def _keys(keys: Iterable[int]) -> Tensor:
