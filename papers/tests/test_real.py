@@ -1,8 +1,11 @@
 """Studies on features of strong towers: smoke runs on synthetic vectors, and shared parts."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -36,11 +39,13 @@ def pairs(data):
     [
         "lixp/real",
         "lixp/unlocked",
+        "lixp/towers",
         "lixp/variations",
         "lixp/both",
         "lixp/post-train",
         "lixp/methods",
         "prefix/real",
+        "prefix/trained",
         "reco/real",
         "reco/reading",
         "reco/starter",
@@ -263,3 +268,34 @@ def test_stages_join_for_the_last_steps():
         assert torch.equal(still, torch.eye(len(still)))
         # AdamW moves a weight by at most about its rate in each step; the second of two has half of it.
         assert 0 < (moved - still).abs().max() < 1e-2 * 2
+
+
+def test_a_prefix_token_follows_the_start_token():
+    tokens = torch.tensor([[101, 7, 8, 102, 0], [101, 9, 102, 0, 0]], dtype=torch.int32)
+    found = prefix.with_kind(tokens, [1, 0])
+    caption, label = prefix.PREFIX_TOKENS
+    assert found.tolist() == [[101, label, 7, 8, 102, 0], [101, caption, 9, 102, 0, 0]]
+    assert found.dtype == tokens.dtype
+
+
+def test_pixels_and_tokens_of_a_set_give_the_features_of_the_towers(tmp_path):
+    from recollect_papers.real.data import Roles, StarterData
+
+    draw = np.random.default_rng(0)
+    pictures = [Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8)) for _ in range(3)]
+    files = []
+    for each in pictures:
+        each.save(buffer := io.BytesIO(), "PNG")
+        files.append(buffer.getvalue())
+    captions = [["a red dog", "a dog"], ["rain"], ["two green boats on a very blue lake"]]
+    table = {"image": files, "captions": captions, "split": ["train", "train", "test"]}
+    pq.write_table(pa.table(table), tmp_path / "some.parquet")
+    roles = Roles(("some",), {}, {}, ("some", "test"), {})
+    features, pixels = (StarterData(tmp_path, roles, inputs) for inputs in ("features", "pixels"))
+    one, other = features.get("some"), pixels.get("some")
+    assert one.captions == other.captions == [tuple(each) for each in captions]
+    assert one.splits.tolist() == other.splits.tolist() == ["train", "train", "test"]
+    with torch.no_grad():
+        torch.testing.assert_close(pixels.stage(other.images), one.images, rtol=1e-3, atol=1e-4)
+        texts = ["a dog", "two green boats"]
+        torch.testing.assert_close(pixels.text_stage(pixels.texts(texts)), features.texts(texts), rtol=1e-3, atol=1e-4)

@@ -83,7 +83,9 @@ def test_the_mean_measures_its_weight_by_default(recollect, model, index, fusion
     weight = balanced_mean(Index.open(index), 5).settings.weight
     for number, options in enumerate((("mean",), ("mean", "--weight", weight), (fusion,))):
         answer = recollect(*words, "--fusion", *options, "--out", tmp_path / f"{number}.json")
-        assert ("measured on its pictures and captions" in " ".join(f"{answer.stdout}{answer.stderr}".split())) == (number == 0)
+        assert ("measured on its pictures and captions" in " ".join(f"{answer.stdout}{answer.stderr}".split())) == (
+            number == 0
+        )
         reads = figures(tmp_path / f"{number}.json")["settings"]["reads"]
         read.append((reads["kind"], reads["mode"], reads["fingerprint"]))
     assert read[0] == read[1] == ("mean", "both", open_encoder(load_model(model), index, k=5).fingerprint)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from index_rows import random_unit, unit
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
-from recollect.index import Index
+from recollect.index import Index, Rows
 from recollect.index.rows import COLUMNS
 from recollect.reco import learning
 from recollect.reco.block import FusionModule, FusionSettings
@@ -258,8 +258,31 @@ def test_a_balanced_mean_measures_its_weight_on_the_index(monkeypatch, pairs):
     mean = balanced_mean(index, 5)
     assert (mean.settings.kind, mean.settings.width) == ("mean", 16)
     assert mean.settings.weight == round(sum(weights) / 2, 2)
-    monkeypatch.setattr("recollect.reco.neighbors._SAMPLE", 4)  # blocks of 32
-    assert balanced_mean(index, 5).settings.weight == pytest.approx(mean.settings.weight, abs=0.3)
+    assert mean.trained["k"] == 5
+
+
+def test_a_balanced_mean_reads_what_it_will_read(monkeypatch):
+    """Few pictures have captions, and a filter leaves out some; texts so alike that the weight would be 1."""
+    monkeypatch.setattr("recollect.reco.neighbors._SAMPLE", 2)  # blocks of 16
+    draw = np.random.default_rng(0)
+    images, texts = (unit((draw.normal(size=(200, 16)) + at).astype(np.float32)) for at in (0.0, 0.5))
+    captions = [(f"text {row}",) if row % 20 == 0 else () for row in range(200)]
+    rows = Rows(image_vectors=images, ids=[f"{row:03}" for row in range(200)], captions=captions,
+                caption_vectors=[texts[row][None] if each else texts[:0] for row, each in enumerate(captions)],
+                metadata=[{"half": row // 100} for row in range(200)])  # fmt: skip
+    index = Index.create(width=16, model="m")
+    index.insert(rows)
+    assert 0 < balanced_mean(index, 3).settings.weight < 1
+    found = []
+    monkeypatch.setattr(
+        "recollect.reco.neighbors.balanced_weight", lambda neighbors, side: found.append(neighbors) or 1.0
+    )
+    assert balanced_mean(index, 3, "half = 1").settings.weight == 0.99
+    allowed = {row.tobytes() for row in np.concatenate([images[100:], texts[100:]]).astype(np.float32)}
+    read = found[0].values["image"][1:].numpy()
+    assert {row.tobytes() for row in read} <= allowed
+    with pytest.raises(UserError):
+        balanced_mean(index, 3, "half = 2")
 
 
 @pytest.mark.parametrize("weight", [None, 0.2])

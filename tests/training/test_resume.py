@@ -231,6 +231,9 @@ def test_options_that_do_not_affect_the_model_may_change_on_resume(small, tmp_pa
 
 def test_a_run_resumes_with_another_path_to_the_same_files(small, unbroken, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for file in (tmp_path / "stand-in", tmp_path / "elsewhere" / "stand-in"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
     out = tmp_path / "run"
     stopped_at(small, out, 5, {"stand-in": {"samples": 3}})
 
@@ -242,6 +245,8 @@ def test_a_run_resumes_with_another_path_to_the_same_files(small, unbroken, tmp_
         resume("elsewhere/stand-in")
     with pytest.raises(UserError, match="stand-in had 3 samples, has 4 samples"):
         resume(str(tmp_path / "stand-in"), 4)
+    with pytest.raises(UserError, match=r"data\.sources was"):
+        resume(str(tmp_path / "stand-in?split=train"))
     assert files(resume(str(tmp_path / "stand-in"))) == unbroken[0]
 
 

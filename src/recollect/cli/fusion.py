@@ -86,7 +86,7 @@ class FusionOptions:
 
         index = Index.open(self.index)
         if self.fusion == "mean" and self.weight is None:
-            fusion = balanced_mean(index, self.k or DEFAULT_K)
+            fusion = balanced_mean(index, self.k or DEFAULT_K, self.read_where)
             say(f"{index.address}: --weight {fusion.settings.weight:.2f}, measured on its pictures and captions")
         elif self.fusion == "mean":
             fusion = FusionModule(FusionSettings(encoder.width, "mean", weight=self.weight))

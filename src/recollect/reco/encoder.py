@@ -129,6 +129,7 @@ class RetrievalEnhancedEncoder(Encoder):
             "rows": len(self.index),
             "fusion": self._fusion_fingerprint,
             "kind": self.fusion.settings.kind,
+            "weight": self.fusion.settings.weight,
             "mode": self.mode,
             "k": self.k,
             "where": self.where,
@@ -198,5 +199,5 @@ def open_encoder(
         UserError: index or fusion cannot be opened, or do not fit the model.
     """
     opened = Index.open(index)
-    found = balanced_mean(opened, k or DEFAULT_K) if fusion == "mean" else FusionModule.open(fusion)
+    found = balanced_mean(opened, k or DEFAULT_K, where) if fusion == "mean" else FusionModule.open(fusion)
     return RetrievalEnhancedEncoder(model, opened, found, mode, k, where)

@@ -1,7 +1,7 @@
 """Neighbors of pairs in an index, found once and stored for all epochs, and the weight at which they count."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,6 +125,7 @@ def find_neighbors(
     k: int = 10,
     max_score: float = NEAR,
     score_of: ScoreOf = "image",
+    where: str | None = None,
 ) -> Neighbors:
     """Look up image and text of every training pair (RECO, section 3.1), excluding its picture and near-duplicates.
 
@@ -135,6 +136,7 @@ def find_neighbors(
         k: number of pictures for each embedding (see `RetrievalEnhancedEncoder`).
         max_score: minimum cosine of near-duplicates.
         score_of: the cosine that ``max_score`` limits.
+        where: filter of the pictures to read.
 
     Raises:
         UserError: the index belongs to another model or has fewer than k pictures.
@@ -150,7 +152,7 @@ def find_neighbors(
         read_captions[modality] = torch.zeros(1, dtype=torch.int64)
         if settings.refines(modality) and settings.kind != "mlp":
             check_k(index, k, "text" in (settings.searched(modality), *settings.taken(modality)))
-            readings = _search(pairs, index, settings, modality, k, max_score, score_of)
+            readings = _search(pairs, index, settings, modality, k, max_score, score_of, where)
             values[modality], rows[modality], read_captions[modality] = gather(readings, index)
     return Neighbors(
         torch.from_numpy(pairs.images),
@@ -182,29 +184,36 @@ def balanced_weight(neighbors: Neighbors, modality: By, pairs: int = 2_048) -> f
     return own / (own + read) if own and read else 0.5
 
 
-def balanced_mean(index: Index, k: int = DEFAULT_K) -> FusionModule:
+def balanced_mean(index: Index, k: int = DEFAULT_K, where: str | None = None) -> FusionModule:
     """Return a mean whose weight is the `balanced_weight` of the index's own pictures and captions.
 
     It is measured on `_SAMPLE` random pictures with captions, and is the mean of both modalities' weights, rounded to
     two digits.
 
+    Args:
+        index: index to read.
+        k: number of pictures that each embedding reads.
+        where: filter of the pictures to read.
+
     Raises:
         UserError: too few pictures have captions.
     """
-    settings = FusionSettings(index.width, "mean")
     check_k(index, k, captioned=True)
+    ids = np.array(index.ids if where is None else index.ids_where(where), dtype=object)
+    order = ids[numpy_generator("balanced mean").permutation(len(ids))].tolist()
     captioned = list[tuple[str, str]]()
-    order = np.array(index.ids, dtype=object)[numpy_generator("balanced mean").permutation(len(index))].tolist()
     for start in range(0, len(order), 8 * _SAMPLE):  # most pictures may have no captions
         block = order[start : start + 8 * _SAMPLE]
         captioned += [(id, each[0]) for id, each in zip(block, index.values("caption", block), strict=True) if each]
         if len(captioned) >= _SAMPLE:
             break
-    ids, captions = zip(*captioned[:_SAMPLE], strict=True)
-    pairs = Pairs(index.vectors(ids), index.vectors(ids, "text"), captions, ids, index.record.model)
-    neighbors = find_neighbors(pairs, index, settings, k)
+    refuse((not captioned, f"{index.address}: no picture with a caption matches {where}. Use another filter."))
+    chosen, captions = zip(*captioned[:_SAMPLE], strict=True)
+    pairs = Pairs(index.vectors(chosen), index.vectors(chosen, "text"), captions, chosen, index.record.model)
+    neighbors = find_neighbors(pairs, index, FusionSettings(index.width, "mean"), k, where=where)
     weights = [balanced_weight(neighbors, modality) for modality in ("image", "text")]
-    return FusionModule(replace(settings, weight=round(sum(weights) / 2, 2)))  # equal on all machines
+    weight = min(max(round(sum(weights) / 2, 2), 0.01), 0.99)  # two digits are equal on all machines
+    return FusionModule(FusionSettings(index.width, "mean", weight=weight), trained={"k": k})
 
 
 def _keys(keys: Iterable[int]) -> Tensor:
@@ -212,8 +221,9 @@ def _keys(keys: Iterable[int]) -> Tensor:
 
 
 def _search(
-    pairs: Pairs, index: Index, settings: FusionSettings, modality: By, k: int, max_score: float, score_of: ScoreOf
-) -> list[Reading]:
+    pairs: Pairs, index: Index, settings: FusionSettings, modality: By, k: int, max_score: float, score_of: ScoreOf,
+    where: str | None,
+) -> list[Reading]:  # fmt: skip
     """Look up all pairs by one modality, in blocks."""
     queries = pairs.images if modality == "image" else pairs.texts
     by, blocks = settings.searched(modality), []
@@ -226,7 +236,7 @@ def _search(
                 for own, near in zip(exclude, _near_each(index, pairs.images[some], max_score), strict=True):
                     own |= near
             limit = max_score if by_score else None
-            blocks.append(read_index(index, queries[some], settings, modality, k, exclude, limit, exact=True))
+            blocks.append(read_index(index, queries[some], settings, modality, k, exclude, limit, where, exact=True))
             counter.advance(len(exclude))
     return blocks
 

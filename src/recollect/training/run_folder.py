@@ -133,15 +133,17 @@ def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
     groups = {name.rpartition(".")[0] for name in then}
     then = {name: value for name, value in _flat(_defaults(recipe)).items() if name.rpartition(".")[0] in groups} | then
     changes = _differing(then, now)
-    return {name: values for name, values in changes.items() if not _name_the_same_files(*values)}
+    return {name: values for name, values in changes.items() if not (name.startswith("data.") and _same_files(*values))}
 
 
-def _name_the_same_files(one: Any, other: Any) -> bool:
-    """Return whether two values differ only in how they write paths; contents are compared by `check_data`."""
+def _same_files(one: Any, other: Any) -> bool:
+    """Return whether two values name the same existing files; `check_data` compares their contents."""
     if isinstance(one, str) and isinstance(other, str):
-        return os.path.abspath(one) == os.path.abspath(other)
+        (first, *query), (second, *other_query) = one.split("?", 1), other.split("?", 1)
+        exist = os.path.exists(first) and os.path.exists(second)
+        return one == other or (exist and query == other_query and os.path.samefile(first, second))
     lists = isinstance(one, list) and isinstance(other, list) and len(one) == len(other)
-    return lists and all(map(_name_the_same_files, one, other))
+    return lists and all(map(_same_files, one, other))
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:

@@ -206,7 +206,7 @@ class TowerEnd(nn.Module):
         """Return the tower's features."""
         side = math.isqrt(maps.shape[1] // self.channels)
         states = maps.unflatten(1, (self.channels, side, side)).split(_CHUNK)
-        with torch.autocast("cpu", torch.bfloat16, enabled=torch.is_grad_enabled()):
+        with torch.autocast(maps.device.type, torch.bfloat16, enabled=torch.is_grad_enabled()):
             ends = [self.layers(part.contiguous(memory_format=torch.channels_last)) for part in states]
         return torch.cat([end.to(maps.dtype).mean(dim=(2, 3)) for end in ends])
 
@@ -400,7 +400,7 @@ class StarterData:
         new = sorted(set(texts) - self._texts.keys(), key=lambda text: (len(text), text))  # minimizes padding
         if new and self.inputs in _WITH_TOKENS:
             tokens = self.encoder.tokenize(new)["input_ids"].int()
-            padding = (self.encoder.longest_text or 0) - tokens.shape[1]
+            padding = (self.encoder.longest_text or tokens.shape[1]) - tokens.shape[1]
             self._texts |= dict(zip(new, nn.functional.pad(tokens, (0, padding), value=PADDING), strict=True))
         elif new:
             found = embed_texts_once(self.encoder, new, None, FeatureStore())

@@ -201,7 +201,9 @@ def _copy(stage: nn.Module | None, recipe: HeadRecipe) -> nn.Module | None:
 def _features(inputs: Tensor, stage: nn.Module | None) -> Float[Tensor, "n features"]:
     if stage is None:
         return inputs
-    if inputs.ndim > 2 or inputs.is_floating_point():
+    if inputs.is_floating_point():
+        return stage(inputs.to(best_device()))
+    if inputs.ndim > 2:
         return stage(inputs)
     texts, rows = inputs.unique(dim=0, return_inverse=True)  # the same label text may occur many times
     return stage(texts)[rows]
@@ -316,7 +318,8 @@ def _train(
     device = best_device()
     objective.to(device)
     locked, inputs = [each.to(device) for each in features], [pairs.images.to(device), pairs.texts.to(device)]
-    together = min(recipe.stage_steps or recipe.steps, recipe.steps) if stage else 0
+    last = recipe.steps if recipe.stage_steps is None else min(recipe.stage_steps, recipe.steps)
+    together = last if stage else 0
     weights, temperatures, decay = [*heads, *stage], objective.temperatures(), {"weight_decay": recipe.weight_decay}
     groups = [{"params": heads, **decay}, {"params": temperatures, "weight_decay": 0.0}, {"params": stage, **decay}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))

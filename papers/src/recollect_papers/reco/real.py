@@ -127,7 +127,7 @@ def _measure(options: StudyOptions) -> Measurements:
 
 def _tested(options: StudyOptions, runner: ArmRunner, ways: Sequence[Way], head: HeadRecipe | None) -> Measurements:
     testing, pools = runner.data.roles.testing, runner.data.roles.pools
-    found = _measured(options, runner, ways, _Bench.measure, (*testing, *pools, "fashion"), [4, GROWTH], head)
+    found = _measured(options, runner, ways, _Bench.measure, (*testing, *pools, "fashion"), [5, GROWTH], head)
     found.context.update(testing=list(testing), pools=list(pools))
     return found
 
@@ -216,21 +216,23 @@ class _Bench:
         if not self._indexes:
             self._indexes = {"everyday": self.pairs.index(), **dict(self._grown(concepts)), **self._withheld()}
         for mode in ("both",) if way is None else way.modes:
-            fusion = None if way is None else self.fusion(way)
+            fusion = None if way is None or way.name == MEASURED else self.fusion(way)
             for memory, index in self._indexes.items():
                 at = {"memory": memory, "mode": "" if way is None else mode}
+                if way is not None and way.name == MEASURED:
+                    fusion = balanced_mean(index)
+                    found.add({**at, "set": "weight"}, 0, fusion.settings.weight or 0.0)
                 encoder = self._encoder(fusion, index, mode)
                 if memory not in (NAMED, PRODUCTS):
                     found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
+                for name, value in self._entities(encoder, concepts).items() if memory == "all styles" else ():
+                    found.add({**at, "set": name}, 0, value)
                 for name, splits in self.data.roles.testing.items() if memory in ("everyday", NAMED) else ():
                     found.add({**at, "set": name}, 0, by_name(encoder, self.data.classes(name), splits))
                 for pool, split in self.data.roles.pools.items() if memory == "everyday" else ():
                     found.add({**at, "set": f"R@10 {pool}"}, 0, recall(encoder, self.data.get(pool), split)[10])
                 if memory in ("everyday", PRODUCTS):
                     found.add({**at, "set": "fashion"}, 0, by_name(encoder, self.data.get("fashion"), ("test",)))
-            at, encoder = {**at, "memory": "all styles"}, self._encoder(fusion, self._indexes["all styles"], mode)
-            for name, value in self._entities(encoder, concepts).items():
-                found.add({**at, "set": name}, 0, value)
         return found
 
     def read(self, way: Way | None) -> Measurements:
@@ -304,8 +306,6 @@ class _Bench:
 
     def fusion(self, way: Way) -> FusionModule:
         """Return a fusion trained on the everyday pairs with these as index, or a mean."""
-        if way.name == MEASURED:
-            return balanced_mean(self.pairs.index())
         if way.recipe is None:
             return FusionModule(FusionSettings(self.model.width, "mean", weight=way.weight))
         memory = Path(self._folder.name) / "memory"
@@ -403,6 +403,10 @@ def _tests(found: Measurements) -> tuple[str, ...]:
             gains = found.differences({**at, "arm": way, "mode": mode}, {**at, "arm": base, "mode": base_mode})
             gain = summarize(gains.values()).signed()
             notes.append(f"emoji in all styles, {way} ({mode}) over {base} ({base_mode}): {gain}")
+    weights = [found.at({"arm": MEASURED, "mode": "both", "memory": memory, "set": "weight"})
+               for memory in ("everyday", "all styles", NAMED, PRODUCTS)]  # fmt: skip
+    if measured := [value for each in weights for value in each.values()]:
+        notes.append(f"measured weights: {min(measured):.2f} to {max(measured):.2f}")
     return tuple(notes)
 
 
