@@ -125,7 +125,8 @@ class Bench:
         settings = replace(arm.fusion, width=self.model.width, start=preset.fusion.start)
         if settings.kind == "mean":
             return FusionModule(settings)
-        settings = replace(settings, weight=0.5)
+        if (settings.kind, settings.start) == ("transformer", "gate"):
+            settings = replace(settings, weight=0.5)
         recipe = replace(
             preset,
             data=Data(sources=tuple(source.name for source in self.training)),
