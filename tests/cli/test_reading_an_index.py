@@ -200,6 +200,10 @@ def test_near_duplicates_of_test_images_are_left_out(recollect, check_error, mod
         (["--index", "INDEX", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
         (["--index", "OTHER", "--fusion", "FUSION"], "is another model"),
         (["--index", "EMPTY", "--fusion", "FUSION"], "empty"),
+        (["--index", "INDEX", "--fusion", "mean", "--k", "61"], "k = 61"),
+        (["--index", "INDEX", "--fusion", "mean", "--read-where", "shape = 'x'"], "satisfies shape = 'x'"),
+        (["--index", "OTHER", "--fusion", "mean"], "is another model"),
+        (["--index", "EMPTY", "--fusion", "mean"], "empty"),
     ],
 )
 def test_bad_input_gives_a_one_line_error(check_error, trained, index, fusion, shapes, tmp_path, words, message):

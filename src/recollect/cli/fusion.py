@@ -85,6 +85,7 @@ class FusionOptions:
         from recollect.reco.neighbors import DEFAULT_K, balanced_mean
 
         index = Index.open(self.index)
+        index.model.check(encoder, "the encoder")  # before the index is searched
         if self.fusion == "mean" and self.weight is None:
             fusion = balanced_mean(index, self.k or DEFAULT_K, self.read_where)
             say(f"{index.address}: --weight {fusion.settings.weight:.2f}, measured on its pictures and captions")

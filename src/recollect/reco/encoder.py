@@ -199,5 +199,6 @@ def open_encoder(
         UserError: index or fusion cannot be opened, or do not fit the model.
     """
     opened = Index.open(index)
+    opened.model.check(model, "the encoder")  # before the index is searched
     found = balanced_mean(opened, k or DEFAULT_K, where) if fusion == "mean" else FusionModule.open(fusion)
     return RetrievalEnhancedEncoder(model, opened, found, mode, k, where)
