@@ -2,8 +2,8 @@
 
 The towers distinguish more than captions describe, so a head trained on captions can lose few-shot accuracy; this study
 measures the loss, and how much context recovers. ``lixp/variations`` repeats it with CLIP's loss, larger batches and
-labels, on fewer sets; ``lixp/unlocked`` trains the image tower's last stage too, ``lixp/towers``
-both towers.
+labels, on fewer sets; ``lixp/unlocked`` trains the image tower's last stage too, and
+``lixp/towers`` trains both towers.
 
 The number of steps (and alpha) of every arm, baselines included, is chosen on the choosing sets by
 `recollect_papers.real.arms.choose`; only the chosen settings are measured on the testing sets.
